@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,7 +80,7 @@ class Stream:
     `Refusal`, never yielded. Closing the iterator aborts the request in the engine.
     """
 
-    events: AsyncIterator[bytes]
+    events: AsyncGenerator[bytes]
 
 
 Reply = Document | Stream

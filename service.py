@@ -1,0 +1,66 @@
+"""The BentoML service: one class that owns the engine. Hooks, mount and probes; everything else is in `jubako`.
+
+This module is imported by the arbiter, by the worker and by `bentoml build`: no vLLM, no secrets here.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# One worker needs no metrics files shared between processes; those cost a write to mapped memory for every count, and
+# a second server on the same machine would wipe them. Before anything imports prometheus_client, which looks once.
+os.environ.pop("PROMETHEUS_MULTIPROC_DIR", None)
+os.environ.setdefault("BENTOML_DO_NOT_TRACK", "True")
+
+import bentoml
+from bentoml._internal.configuration.containers import BentoMLContainer
+from bentoml._internal.server.metrics.prometheus import PrometheusClient
+
+from jubako.release.bundle import PinnedModel
+from jubako.server import Server
+
+BentoMLContainer.metrics_client.set(PrometheusClient(multiproc=False))
+server = Server.load_or_exit(Path(__file__).resolve().parent)
+application = server.application
+
+
+@bentoml.service(
+    name="jubako",
+    workers=1,
+    # Ours fires first, with a reason; BentoML's would answer in another shape.
+    traffic={"timeout": 86_400},
+    endpoints={"livez": "/livez", "readyz": "/readyz"},
+    # Spans and access lines of BentoML's cost more per streamed token than the token; Jubako writes its own line.
+    tracing={"excluded_urls": ".*"},
+    logging={"access": {"enabled": False}},
+)
+@bentoml.asgi_app(application)
+class Jubako:
+    """Serves the release that configuration/server.yaml names."""
+
+    model = PinnedModel.of(server.manifest)
+
+    @staticmethod
+    @bentoml.on_deployment
+    def check() -> None:
+        """Verify everything before the socket opens."""
+        server.check_or_exit()
+
+    @bentoml.on_startup
+    async def start(self) -> None:
+        """Begin loading the engine."""
+        await server.start()
+
+    @bentoml.on_shutdown
+    async def stop(self) -> None:
+        """Close the engine if it is still there."""
+        await server.stop()
+
+    def __is_ready__(self) -> bool:
+        """Ready means: verified, smoke-tested, moving, not draining."""
+        return server.readiness.ready
+
+    def __is_alive__(self) -> bool:
+        """Alive unless failed; a failed process is about to end by itself."""
+        return server.readiness.phase != "failed"

@@ -1,0 +1,134 @@
+"""One HTTP request and its one reply, over raw ASGI.
+
+Owns the reading of the body within its bounds, the watch for a caller who leaves, and the writing of the reply. Knows
+nothing of models, keys or engines. Raw ASGI rather than a framework's request and response, because the reply's first
+bytes, the silence between them and the reader's pace are what this module is about, and each streamed token passes
+here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from jubako.boundary import problems
+from jubako.errors import BodyTimeout, ClientGone, Refusal, RequestTooLarge
+from jubako.vocabulary import Document
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_JSON = (b"content-type", b"application/json")
+_EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
+
+
+class Exchange:
+    """One request and its reply.
+
+    `reply_started` is true once the status line is on its way; after that an error can only be told in the stream.
+    """
+
+    def __init__(self, scope: Message, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.started_at = time.monotonic()
+        inbound = self.header("x-request-id") or ""
+        self.request_id = inbound if _REQUEST_ID.fullmatch(inbound) else secrets.token_hex(16)
+        self.reply_started = False
+        self.reply_ended = False
+        self.status = 0
+        self.last_write_at = self.started_at
+        self.writing_since = 0.0
+
+    def header(self, name: str) -> str | None:
+        """One request header by its lower-case name, latin-1 as HTTP has it."""
+        value = self._headers.get(name.encode())
+        return None if value is None else value.decode("latin-1")
+
+    async def body(self, *, limit_bytes: int, limit_seconds: float) -> bytes:
+        """The whole request body; raises `RequestTooLarge`, `BodyTimeout` or `ClientGone`."""
+        too_large = RequestTooLarge(f"The request body is larger than {limit_bytes} bytes.")
+        declared = self.header("content-length")
+        if declared is not None and declared.isdecimal() and int(declared[:20]) > limit_bytes:
+            raise too_large
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(limit_seconds):
+                while True:
+                    message = await self._receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    chunk = message.get("body", b"")
+                    size += len(chunk)
+                    if size > limit_bytes:
+                        raise too_large
+                    chunks.append(chunk)
+                    if not message.get("more_body", False):
+                        return b"".join(chunks)
+        except TimeoutError:
+            raise BodyTimeout(f"The request body did not arrive within {limit_seconds:g} seconds.") from None
+
+    async def gone(self) -> None:
+        """Return when the caller has closed the connection. To be awaited after the body was read, by one task."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    async def document(self, document: Document) -> None:
+        """Send a whole JSON reply."""
+        await self._whole(document.status, document.body, [])
+
+    async def refuse(self, refusal: Refusal) -> None:
+        """Tell the caller no: with its status if none was sent yet, else as the last event of the stream."""
+        if self.reply_ended:
+            return
+        if self.reply_started:
+            await self._write(problems.event(refusal), more=False)
+        else:
+            await self._whole(refusal.status, problems.body(refusal), problems.headers(refusal))
+
+    async def open_stream(self) -> None:
+        """Send the status line and headers of an event stream, once."""
+        if not self.reply_started:
+            await self._start(200, [_EVENTS, (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")])
+
+    async def event(self, event: bytes) -> None:
+        """Send one whole server-sent event, or several joined."""
+        self.writing_since = self.last_write_at = time.monotonic()
+        await self._send({"type": "http.response.body", "body": event, "more_body": True})
+        self.writing_since = 0.0
+
+    async def close_stream(self) -> None:
+        """End an event stream that has said all."""
+        await self._write(b"", more=False)
+
+    async def _whole(self, status: int, body: bytes, extra: problems.Headers) -> None:
+        await self._start(status, [_JSON, (b"content-length", str(len(body)).encode()), *extra])
+        await self._write(body, more=False)
+
+    async def _start(self, status: int, headers: problems.Headers) -> None:
+        # Set before the first await: the keep-alive task looks at it.
+        self.reply_started = True
+        self.status = status
+        elapsed_ms = round((time.monotonic() - self.started_at) * 1000)
+        common: problems.Headers = [
+            (b"x-request-id", self.request_id.encode()),
+            (b"openai-processing-ms", str(elapsed_ms).encode()),
+        ]
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *common]})
+
+    async def _write(self, body: bytes, *, more: bool) -> None:
+        self.writing_since = self.last_write_at = time.monotonic()
+        if not more:
+            self.reply_ended = True
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        self.writing_since = 0.0

@@ -1,0 +1,63 @@
+"""From a request body to a `Call`'s fields: JSON, content type, fields that no caller may set.
+
+Knows nothing of what the fields mean to the model: types and ranges are the engine's to check.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+from jubako.errors import InvalidRequest, UnsupportedMediaType
+
+PRIVILEGED_FIELDS = frozenset(
+    {
+        # Each of these lets a caller reach past the boundary: another's cache, the scheduler, the engine's own ids,
+        # a prompt other than the one that was checked, code in templates, files on the server.
+        "cache_salt",
+        "chat_template",
+        "data_parallel_rank",
+        "kv_transfer_params",
+        "media_io_kwargs",
+        "mm_processor_kwargs",
+        "priority",
+        "request_id",
+        "session_id",
+        "vllm_xargs",
+    }
+)
+
+
+def parse(body: bytes, content_type: str | None) -> dict[str, Any]:
+    """The body as a JSON object without privileged fields; raises `InvalidRequest` or `UnsupportedMediaType`."""
+    media_type = (content_type or "").partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        raise UnsupportedMediaType("The request body must be JSON: send 'Content-Type: application/json'.")
+    try:
+        document = json.loads(body, parse_constant=_not_json)
+    except (ValueError, RecursionError) as error:
+        # Position only: the text around it is the caller's.
+        where = f" (line {error.lineno}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
+        raise InvalidRequest(f"The request body is not valid JSON{where}.", code="invalid_json") from None
+    if not isinstance(document, dict):
+        raise InvalidRequest("The request body must be a JSON object.", code="invalid_json")
+    if b"\\u" in body:
+        _refuse_lone_surrogates(document)
+    refused = sorted(PRIVILEGED_FIELDS & document.keys())
+    if refused:
+        raise InvalidRequest(
+            f"This field is set by the server and cannot be sent: {refused[0]}.", code="unknown_field", param=refused[0]
+        )
+    return document
+
+
+def _not_json(constant: str) -> NoReturn:
+    raise ValueError(constant)
+
+
+def _refuse_lone_surrogates(document: dict[str, Any]) -> None:
+    """Half a surrogate pair is valid JSON but not text: it can be neither tokenized nor sent back."""
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        raise InvalidRequest("The request body holds an unpaired surrogate escape.", code="invalid_json") from None

@@ -1,0 +1,1 @@
+"""The engine behind a port; vLLM behind the port."""

@@ -1,0 +1,46 @@
+"""What the rest of Jubako may ask of an engine. No vLLM here: tests of other rooms bring their own engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from jubako.vocabulary import Call, Document, Reply
+
+
+@dataclass(frozen=True, slots=True)
+class VitalSigns:
+    """The engine's pulse. Times are seconds of the monotonic clock.
+
+    `unfinished` counts requests that the engine has not finished; `last_step_at` is when it last reported a step, or
+    when it last went from idle to busy.
+    """
+
+    alive: bool
+    unfinished: int
+    last_step_at: float
+
+
+class Engine(Protocol):
+    """One model, ready to generate."""
+
+    async def start(self) -> None:
+        """Load the model; returns when the engine can generate. Raises `StartupFault`."""
+
+    async def models(self) -> Document:
+        """The list of served names as `/v1/models` shows it."""
+
+    async def model(self, name: str) -> Document:
+        """One served name; raises `NotFound`."""
+
+    async def answer(self, call: Call) -> Reply:
+        """Generate. Raises `Refusal`; cancelling the caller aborts in the engine."""
+
+    async def abort(self, request_id: str) -> None:
+        """Stop everything that runs for `request_id`; nothing happens if nothing does."""
+
+    def vital_signs(self) -> VitalSigns:
+        """The pulse, without waiting for anything."""
+
+    async def close(self, timeout_seconds: float) -> None:
+        """End the engine's processes; those still there after `timeout_seconds` are killed."""

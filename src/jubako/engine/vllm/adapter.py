@@ -1,0 +1,162 @@
+"""The engine port on vLLM: a `Call` into vLLM's request, its replies and errors into ours."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.envs import enable_envs_cache
+
+from jubako.engine.port import VitalSigns
+from jubako.engine.vllm import faults
+from jubako.engine.vllm.launch import Launched, launch
+from jubako.engine.vllm.llm import Generation, current_generation
+from jubako.errors import InternalError, NotFound, Refusal, Unavailable
+from jubako.vocabulary import Call, Document, Reply, Route, ServedRelease, Stream
+
+_ERROR_EVENT = 'data: {"error"'
+_DONE_EVENT = "data: [DONE]"
+
+
+class VllmEngine:
+    """One release on one `AsyncLLM`."""
+
+    def __init__(self, release: ServedRelease, options: Mapping[str, Any], shutdown_timeout_seconds: int) -> None:
+        self._release = release
+        self._options = options
+        self._shutdown_timeout_seconds = shutdown_timeout_seconds
+        self._launched: Launched | None = None
+        self._generations: dict[str, Generation] = {}
+        self._idle_at = time.monotonic()
+
+    async def start(self) -> None:
+        """Load the model; see the port."""
+        self._launched = await launch(self._release, self._options, self._shutdown_timeout_seconds)
+        # Environment look-ups are 9% of what a streamed token costs; after the start nothing changes them.
+        enable_envs_cache()
+
+    @property
+    def _running(self) -> Launched:
+        if self._launched is None:
+            raise Unavailable("The model is not ready yet.", code="not_ready")
+        return self._launched
+
+    async def models(self) -> Document:
+        """Served names, in vLLM's shape but for the folder on disk."""
+        return _json({"object": "list", "data": await self._cards()})
+
+    async def model(self, name: str) -> Document:
+        """One served name; see the port."""
+        for card in await self._cards():
+            if card["id"] == name:
+                return _json(card)
+        raise _no_model()
+
+    async def _cards(self) -> list[dict[str, Any]]:
+        shown = await self._running.state.openai_serving_models.show_available_models()
+        cards: list[dict[str, Any]] = shown.model_dump()["data"]
+        for card in cards:
+            card["root"] = card["id"]
+        return cards
+
+    async def answer(self, call: Call) -> Reply:
+        """Render and generate; see the port."""
+        launched = self._running
+        name = call.body.get("model")
+        if isinstance(name, str) and name and name not in {*self._release.aliases, *self._release.adapters}:
+            raise _no_model()
+        generation = Generation(call.request_id)
+        current_generation.set(generation)
+        self._generations[call.request_id] = generation
+        try:
+            if call.route is Route.CHAT:
+                result = await self._chat(launched, call)
+            else:
+                result = await self._completion(launched, call)
+            if isinstance(result, ErrorResponse):
+                raise generation.failure or faults.from_body(result.model_dump()["error"])
+        except (Refusal, asyncio.CancelledError):
+            self._forget(generation)
+            raise
+        except Exception as error:
+            self._forget(generation)
+            raise self._refusal(error) from error
+        if isinstance(result, BaseModel):
+            self._forget(generation)
+            return Document(result.model_dump_json().encode())
+        return Stream(self._events(result, generation))
+
+    async def _chat(self, launched: Launched, call: Call) -> Any:
+        request = ChatCompletionRequest.model_validate({**call.body, "request_id": call.request_id})
+        return await launched.state.openai_serving_chat.create_chat_completion(request)
+
+    async def _completion(self, launched: Launched, call: Call) -> Any:
+        request = CompletionRequest.model_validate({**call.body, "request_id": call.request_id})
+        return await launched.state.openai_serving_completion.create_completion(request)
+
+    async def _events(self, source: AsyncGenerator[str], generation: Generation) -> AsyncGenerator[bytes]:
+        """vLLM's events; its in-stream error, which a `[DONE]` would follow, is raised instead."""
+        try:
+            async for event in source:
+                if event.startswith(_ERROR_EVENT):
+                    raise self._streamed_refusal(event, generation)
+                yield event.encode()
+                if event.startswith(_DONE_EVENT):
+                    return
+            raise InternalError("The stream ended early.")
+        finally:
+            await source.aclose()
+            self._forget(generation)
+
+    def _streamed_refusal(self, event: str, generation: Generation) -> Refusal:
+        if generation.failure is not None:
+            return self._refusal(generation.failure)
+        if self._running.llm.errored:
+            return Unavailable("The engine is not available. The request was not completed.", code="engine_unavailable")
+        return faults.from_body(json.loads(event.removeprefix("data: "))["error"])
+
+    def _refusal(self, error: Exception) -> Refusal:
+        return faults.from_exception(error)
+
+    def _forget(self, generation: Generation) -> None:
+        if self._generations.get(generation.request_id) is generation:
+            del self._generations[generation.request_id]
+
+    async def abort(self, request_id: str) -> None:
+        """Stop everything that runs for `request_id`; see the port."""
+        generation = self._generations.pop(request_id, None)
+        if generation is not None and generation.engine_ids and not self._running.llm.errored:
+            await self._running.llm.abort(list(generation.engine_ids))
+
+    def vital_signs(self) -> VitalSigns:
+        """The pulse; see the port."""
+        if self._launched is None:
+            return VitalSigns(alive=True, unfinished=0, last_step_at=time.monotonic())
+        unfinished = self._launched.llm.get_num_unfinished_requests()
+        if not unfinished:
+            self._idle_at = time.monotonic()
+        last_step_at = max(self._idle_at, self._launched.steps.last_step_at)
+        return VitalSigns(alive=not self._launched.llm.errored, unfinished=unfinished, last_step_at=last_step_at)
+
+    async def close(self, timeout_seconds: float) -> None:
+        """End the engine's processes; see the port."""
+        if self._launched is not None:
+            launched, self._launched = self._launched, None
+            await asyncio.to_thread(launched.llm.shutdown, timeout_seconds)
+
+
+def _json(value: Any) -> Document:
+    return Document(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+
+
+def _no_model() -> NotFound:
+    return NotFound("The model does not exist. GET /v1/models lists the names.", code="model_not_found", param="model")
+
+

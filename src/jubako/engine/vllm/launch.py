@@ -1,0 +1,109 @@
+"""From a release and engine options to a running `AsyncLLM` with vLLM's own serving objects around it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from starlette.datastructures import State
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from jubako.engine import options as engine_options
+from jubako.engine.vllm.llm import OwnedLLM, StepWatch
+from jubako.errors import StartupFault
+from jubako.vocabulary import ServedRelease
+
+FINGERPRINT_CHARACTERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A running engine: the model's owner, its serving objects, its step watch."""
+
+    llm: OwnedLLM
+    state: State
+    steps: StepWatch
+
+
+class _Parser(FlexibleArgumentParser):
+    """vLLM's parser, raising where it would print its usage and exit the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise StartupFault(f"engine options: {message}")
+
+
+def parse(release: ServedRelease, options: Mapping[str, Any], shutdown_timeout_seconds: int) -> argparse.Namespace:
+    """All of vLLM's arguments for this release; raises `StartupFault` for a value that vLLM does not take."""
+    owned: dict[str, Any] = {
+        "model": release.model_folder,
+        "served_model_name": list(release.aliases),
+        "dtype": release.dtype,
+        "load_format": "safetensors",
+        "fingerprint_mode": "custom",
+        "fingerprint_value": fingerprint(release.digest),
+        "shutdown_timeout": shutdown_timeout_seconds,
+    }
+    if release.adapters:
+        owned["enable_lora"] = True
+        owned["lora_modules"] = [json.dumps({"name": n, "path": p}) for n, p in release.adapters.items()]
+    merged = {**options, **release.options, **owned}
+    parser = make_arg_parser(_Parser())
+    arguments = parser.parse_args(engine_options.arguments(merged))
+    try:
+        validate_parsed_serve_args(arguments)
+    except (TypeError, ValueError, KeyError) as error:
+        raise StartupFault(f"engine options: {error}") from None
+    return arguments
+
+
+def fingerprint(digest: str) -> str:
+    """The release digest as `system_fingerprint` shows it."""
+    return f"jubako-{digest[:FINGERPRINT_CHARACTERS]}"
+
+
+def build(arguments: argparse.Namespace) -> tuple[OwnedLLM, StepWatch]:
+    """Start the engine's processes and load the model. Blocks until it can generate; run it in a thread."""
+    steps = StepWatch()
+    try:
+        config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config(UsageContext.OPENAI_API_SERVER)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise StartupFault(f"engine options: {error}") from None
+    llm = OwnedLLM.from_vllm_config(
+        config,
+        usage_context=UsageContext.OPENAI_API_SERVER,
+        stat_loggers=[steps.factory],
+        enable_log_requests=False,
+        disable_log_stats=arguments.disable_log_stats,
+    )
+    return llm, steps
+
+
+async def wire(llm: OwnedLLM, arguments: argparse.Namespace) -> State:
+    """vLLM's own serving objects on a bare state: exact wiring of every flag, and no routes."""
+    state = State()
+    await llm.reset_mm_cache()
+    try:
+        await init_app_state(llm, state, arguments, await llm.get_supported_tasks())
+    except (ValueError, TypeError, KeyError) as error:
+        raise StartupFault(f"engine options: {error}") from None
+    return state
+
+
+async def launch(release: ServedRelease, options: Mapping[str, Any], shutdown_timeout_seconds: int) -> Launched:
+    """Everything above, in order."""
+    arguments = parse(release, options, shutdown_timeout_seconds)
+    llm, steps = await asyncio.to_thread(build, arguments)
+    try:
+        state = await wire(llm, arguments)
+    except BaseException:
+        await asyncio.to_thread(llm.shutdown, 0)
+        raise
+    return Launched(llm, state, steps)

@@ -1,0 +1,74 @@
+"""The narrow waist: every generation of every route passes `OwnedLLM.generate`.
+
+Here a request's engine ids are known, so that it can be aborted whatever the route made of it; here the error that
+ended it is seen as it was raised, before a serving object turns it into text; here the engine's steps are noticed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.outputs import RequestOutput
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+
+@dataclass(slots=True)
+class Generation:
+    """What one call of ours runs in the engine. `failure` is the error that ended any of it."""
+
+    request_id: str
+    engine_ids: set[str] = field(default_factory=set)
+    failure: Exception | None = None
+
+
+# A context variable, because serving objects iterate the engine's generators in tasks of their own making.
+current_generation: ContextVar[Generation | None] = ContextVar("current_generation", default=None)
+
+
+class StepWatch(StatLoggerBase):
+    """Notes the time of the engine's last step."""
+
+    def __init__(self) -> None:
+        self.last_step_at = time.monotonic()
+
+    def record(self, *_: Any, **__: Any) -> None:
+        """One step's outputs arrived."""
+        self.last_step_at = time.monotonic()
+
+    def log_engine_initialized(self) -> None:
+        """Nothing to say."""
+
+    def factory(self, _: VllmConfig, __: int = 0) -> StatLoggerBase:
+        """What vLLM calls to make a stat logger: this one."""
+        return self
+
+
+class OwnedLLM(AsyncLLM):
+    """`AsyncLLM` that knows which of our requests each generation belongs to."""
+
+    async def generate(
+        self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Generate as `AsyncLLM` does, on record."""
+        generation = current_generation.get()
+        if generation is not None:
+            generation.engine_ids.add(request_id)
+        inner = super().generate(prompt, sampling_params, request_id, **options)
+        try:
+            async for output in inner:
+                yield output
+        except Exception as error:
+            if generation is not None:
+                generation.failure = error
+            raise
+        finally:
+            # Closing this generator must close the engine's: that is what aborts.
+            await inner.aclose()
+            if generation is not None:
+                generation.engine_ids.discard(request_id)

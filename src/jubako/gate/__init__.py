@@ -1,0 +1,1 @@
+"""Who may ask for what: policy, without HTTP and without vLLM."""

@@ -1,0 +1,159 @@
+"""The one statement of the order in which a request is dealt with.
+
+    receive -> authenticate -> ready? -> read and parse -> generate -> reply -> account
+
+A caller who goes away at any step ends the steps before the next one starts; in the engine that aborts the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from jubako.boundary import protocol, routes, sse
+from jubako.boundary.exchange import Exchange
+from jubako.engine.port import Engine
+from jubako.errors import ClientGone, InternalError, Refusal
+from jubako.gate.authentication import KeyAuthenticator
+from jubako.life import Lease, Life
+from jubako.settings import LimitSettings, StreamSettings
+from jubako.vocabulary import Call, Document, Outcome, Principal, Route
+
+logger = logging.getLogger(__name__)
+requests_log = logging.getLogger("jubako.requests")
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """The parts that one request passes, wired."""
+
+    authenticator: KeyAuthenticator
+    life: Life
+    engine: Engine
+    limits: LimitSettings
+    stream: StreamSettings
+
+    async def __call__(self, exchange: Exchange) -> None:
+        """Answer one exchange; never raises but when the process itself cancels the task."""
+        outcome, code, route = Outcome.COMPLETED, "", "unknown"
+        with self.life.lease(exchange.request_id) as lease:
+            try:
+                match = routes.match(exchange.method, exchange.path)
+                route = match.route.value
+                principal = self.authenticator.authenticate(exchange.header("authorization"))
+                self.life.require_ready()
+                await self._dispatch(exchange, lease, match, principal)
+            except Refusal as refusal:
+                outcome, code = _outcome(exchange, refusal), refusal.code
+                await _tell(exchange, lease, refusal)
+            except ClientGone:
+                outcome = Outcome.CANCELLED
+            except asyncio.CancelledError:
+                if lease.cause is None:
+                    raise
+                _uncancel()
+                if isinstance(lease.cause, Refusal):
+                    outcome, code = Outcome.FAILED, lease.cause.code
+                    await _tell(exchange, lease, lease.cause)
+                else:
+                    outcome = Outcome.CANCELLED
+            except Exception as error:  # the last line of defence: the caller gets a status, the log gets the place
+                outcome, code = Outcome.FAILED, "internal_error"
+                logger.error("request %s failed: %s", exchange.request_id, _place(error))
+                await _tell(exchange, lease, InternalError("The server had an internal error."))
+        requests_log.info(
+            "request=%s route=%s status=%d outcome=%s code=%s seconds=%.3f",
+            exchange.request_id,
+            route,
+            exchange.status,
+            outcome.value,
+            code or "-",
+            time.monotonic() - exchange.started_at,
+        )
+
+    async def _dispatch(self, exchange: Exchange, lease: Lease, match: routes.Match, principal: Principal) -> None:
+        if match.route is Route.MODELS:
+            await exchange.document(await self.engine.models())
+        elif match.route is Route.MODEL:
+            await exchange.document(await self.engine.model(match.model))
+        else:
+            body = await exchange.body(limit_bytes=self.limits.body_bytes, limit_seconds=self.limits.body_seconds)
+            fields = protocol.parse(body, exchange.header("content-type"))
+            await self._generate(exchange, lease, Call(match.route, exchange.request_id, fields, principal))
+
+    async def _generate(self, exchange: Exchange, lease: Lease, call: Call) -> None:
+        watch = asyncio.create_task(_interrupt_when_gone(exchange, lease), name="client-watch")
+        try:
+            if call.stream:
+                await sse.send(
+                    exchange,
+                    self._events(call),
+                    keep_alive_seconds=self.stream.keep_alive_seconds,
+                    stalled_reader_seconds=self.stream.stalled_reader_seconds,
+                    on_stalled_reader=lambda: lease.interrupt(ClientGone()),
+                )
+            else:
+                reply = await self.engine.answer(call)
+                await exchange.document(_whole(reply))
+        finally:
+            watch.cancel()
+            if not exchange.reply_ended:
+                # Whatever ended this early, the engine must not go on for nobody.
+                await self.engine.abort(call.request_id)
+
+    async def _events(self, call: Call) -> AsyncGenerator[bytes]:
+        """The reply's events; the engine's answer is awaited inside, so that keep-alive covers rendering too."""
+        reply = await self.engine.answer(call)
+        if isinstance(reply, Document):
+            raise InternalError("The engine gave no stream.")
+        async with aclosing(reply.events) as events:
+            async for event in events:
+                yield event
+
+
+def _whole(reply: object) -> Document:
+    if not isinstance(reply, Document):
+        raise InternalError("The engine gave a stream that was not asked for.")
+    return reply
+
+
+async def _interrupt_when_gone(exchange: Exchange, lease: Lease) -> None:
+    await exchange.gone()
+    lease.interrupt(ClientGone())
+
+
+async def _tell(exchange: Exchange, lease: Lease, refusal: Refusal) -> None:
+    """Send the refusal; a caller who does not take it is not waited for beyond the lease's own interruption."""
+    try:
+        await exchange.refuse(refusal)
+    except asyncio.CancelledError:
+        if lease.cause is None:
+            raise
+        _uncancel()
+
+
+def _uncancel() -> None:
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()
+
+
+def _outcome(exchange: Exchange, refusal: Refusal) -> Outcome:
+    if refusal.status == 504:  # noqa: PLR2004 - the status is the definition
+        return Outcome.DEADLINE
+    return Outcome.REFUSED if refusal.status < 500 or not exchange.reply_started else Outcome.FAILED  # noqa: PLR2004
+
+
+def _place(error: BaseException) -> str:
+    """Type and place of an error, without its message: messages may quote prompts."""
+    frames = []
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        frames.append(f"{code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno}")
+        trace = trace.tb_next
+    return f"{type(error).__name__} at {' < '.join(reversed(frames[-4:]))}"

@@ -1,0 +1,251 @@
+"""The composition root: settings and manifest into wired parts, and the order of start and end.
+
+    arbiter   check(): settings, options, key, every file against the manifest; before the socket opens
+    worker    start(): engine, smoke prompts, ready; then the watch
+              on SIGTERM: unready, drain, engine closed, then the HTTP server's own shutdown
+              on a fault: unready, callers told, engine killed, process ended with a message
+
+Knows the processes; the rooms below do not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from jubako import processes, settings, smoke
+from jubako.boundary.application import Application
+from jubako.boundary.exchange import Exchange
+from jubako.engine import options as engine_options
+from jubako.engine.port import Engine
+from jubako.errors import StartupFault, Unavailable
+from jubako.gate.authentication import KeyAuthenticator, read_key
+from jubako.life import Life, engine_lost, shutting_down
+from jubako.pipeline import Pipeline
+from jubako.release import manifest as manifests
+from jubako.settings import ADDRESS_VARIABLE
+from jubako.telemetry import logs
+from jubako.vocabulary import Phase, Readiness
+
+logger = logging.getLogger(__name__)
+
+TELL_SECONDS = 5.0
+"""For callers in flight to take the error that ends their request."""
+WATCH_EVERY_SECONDS = 0.5
+
+
+class Server:
+    """One release served by one process. Made when the service module is imported, so it holds no secrets."""
+
+    def __init__(self, root: Path) -> None:
+        self.settings = settings.load(root)
+        self.manifest = manifests.load(self.settings.manifest_path)
+        self.application = Application(self._handle)
+        self._pipeline: Pipeline | None = None
+        self._life: Life | None = None
+        self._engine: Engine | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._handlers: dict[int, Any] = {}
+
+    @classmethod
+    def load_or_exit(cls, root: Path) -> Server:
+        """The server under `root`; a fault ends the process with its message and exit status 1."""
+        try:
+            return cls(root)
+        except StartupFault as fault:
+            exit_with(fault)
+
+    # -- in the arbiter, before the socket opens
+
+    def check(self) -> None:
+        """Refuse the start unless everything that can be known now is right; raises `StartupFault`."""
+        from jubako.release import bundle, verify
+
+        # A worker that dies is an engine that died: the process has to end, so that an orchestrator sees it and
+        # starts it again. BentoML respawns for ever unless it believes to be in a container.
+        os.environ.setdefault("BENTOML_CONTAINERIZED", "1")
+        engine_options.check(self.settings.engine_options, self.settings.profile.environment)
+        read_key(self.settings.key_file)
+        verify.verify(self.manifest, bundle.model_root(self.manifest))
+
+    def check_or_exit(self) -> None:
+        """`check`, ending the process with its message and exit status 1 on a fault."""
+        try:
+            self.check()
+        except StartupFault as fault:
+            exit_with(fault)
+
+    # -- in the worker
+
+    async def start(self) -> None:
+        """Begin the start and return, so that probes are answered meanwhile."""
+        logs.configure()
+        processes.die_with_parent()
+        self._life = Life()
+        self._catch_signals()
+        self._running = asyncio.create_task(self._run(self._life), name="server-run")
+
+    async def _run(self, life: Life) -> None:
+        try:
+            async with asyncio.timeout(self.settings.server.life.start_seconds):
+                life.doing("the engine is loading the model")
+                engine = await self._start_engine()
+                life.doing("the engine is answering the smoke prompts")
+                await smoke.run(engine, self.manifest.smoke, self.manifest.aliases[0])
+        except (StartupFault, smoke.SmokeFailure) as fault:
+            await self._fail(life, str(fault))
+            return
+        except TimeoutError:
+            await self._fail(life, f"not ready within life.start_seconds ({self.settings.server.life.start_seconds:g})")
+            return
+        except Exception as error:  # vLLM's start fails in many ways; its own log has the cause
+            await self._fail(life, f"the engine did not start: {type(error).__name__}: {error}")
+            return
+        if life.become_ready():
+            self._announce()
+        reason = await life.watch(
+            engine.vital_signs,
+            stall_seconds=self.settings.server.life.stall_seconds,
+            every_seconds=WATCH_EVERY_SECONDS,
+        )
+        if self._ending is None:
+            await self._fail(life, reason)
+
+    async def _start_engine(self) -> Engine:
+        key = read_key(self.settings.key_file)
+        engine = await asyncio.to_thread(self._make_engine)
+        self._engine = engine
+        self._pipeline = Pipeline(
+            authenticator=KeyAuthenticator(key),
+            life=self._require_life(),
+            engine=engine,
+            limits=self.settings.server.limits,
+            stream=self.settings.server.stream,
+        )
+        await engine.start()
+        return engine
+
+    def _make_engine(self) -> Engine:
+        """Import vLLM (seconds, hence in a thread) and describe the engine to it."""
+        variables = {k: engine_options.environment_text(v) for k, v in self.settings.profile.environment.items()}
+        os.environ.update(variables | engine_options.FIXED_ENVIRONMENT)
+        from jubako.engine.vllm.adapter import VllmEngine
+        from jubako.release import bundle
+
+        life = self.settings.server.life
+        # The arbiter passes SIGTERM on to the engine's process at the same moment as to this one. It must outlive the
+        # drain here, or it would abort the streams that the drain waits for.
+        timeout = math.ceil(life.drain_seconds + TELL_SECONDS + life.close_seconds)
+        return VllmEngine(bundle.served(self.manifest), self.settings.engine_options, timeout)
+
+    def _announce(self) -> None:
+        release = self.settings.server.release
+        logger.info("ready: release %s/%s, digest %s", release.name, release.version, self.manifest.digest)
+        address = os.environ.get(ADDRESS_VARIABLE)
+        if address:
+            print(ready_message(address, self.settings.key_file, self.manifest.aliases[0]), flush=True)
+
+    # -- probes and requests
+
+    @property
+    def readiness(self) -> Readiness:
+        """Whether to send traffic here."""
+        return self._life.readiness if self._life else Readiness(Phase.STARTING, "the worker is starting")
+
+    async def _handle(self, exchange: Exchange) -> None:
+        if self._pipeline is None:
+            await exchange.refuse(Unavailable("The model is not ready yet.", code="not_ready"))
+        else:
+            await self._pipeline(exchange)
+
+    # -- the end
+
+    def _catch_signals(self) -> None:
+        """Take SIGTERM and SIGINT from the HTTP server: it would close its socket first and leave callers hanging."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        loop = asyncio.get_running_loop()
+
+        def handle(signum: int, _: FrameType | None) -> None:
+            loop.call_soon_threadsafe(self._on_signal, signum)
+
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            self._handlers[signum] = signal.signal(signum, handle)
+
+    def _on_signal(self, signum: int) -> None:
+        life = self._require_life()
+        if self._ending is not None:
+            logger.warning("second signal: ending now")
+            life.interrupt_all(shutting_down)
+        elif life.readiness.phase is Phase.STARTING:
+            # The engine's start cannot be interrupted from within; nobody is being served.
+            logger.info("stopped while starting")
+            processes.exit_now(0)
+        else:
+            self._ending = asyncio.create_task(self._end(life, signum), name="server-end")
+
+    async def _end(self, life: Life, signum: int) -> None:
+        limits = self.settings.server.life
+        processes.exit_at_latest(limits.drain_seconds + 2 * TELL_SECONDS + 2 * limits.close_seconds, 1)
+        await life.drain(limits.drain_seconds, TELL_SECONDS)
+        await self.stop()
+        self._leave(signum)
+
+    async def _fail(self, life: Life, reason: str) -> None:
+        """The one way out for every fault of a running worker."""
+        life.fail(reason)
+        processes.exit_at_latest(TELL_SECONDS + 2 * self.settings.server.life.close_seconds, 1)
+        logger.critical("%s", reason)
+        life.interrupt_all(engine_lost)
+        await life.settled(TELL_SECONDS)
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.close(0)
+        processes.exit_now(1)
+
+    async def stop(self) -> None:
+        """Close the engine; nothing happens if it is closed."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.close(self.settings.server.life.close_seconds)
+
+    def _leave(self, signum: int) -> None:
+        """Let the HTTP server do its own shutdown."""
+        handler: Callable[[int, None], object] | None = self._handlers.get(signum)
+        if callable(handler):
+            handler(signum, None)
+        else:
+            processes.exit_now(0)
+
+    def _require_life(self) -> Life:
+        if self._life is None:
+            raise RuntimeError("the server has not been started")
+        return self._life
+
+
+def ready_message(address: str, key_file: Path, alias: str) -> str:
+    """What to try first."""
+    return f"""
+Jubako is ready on {address}
+The API key is in {key_file}. Try:
+
+  curl {address}/v1/chat/completions \\
+    -H "Authorization: Bearer $(cat {key_file})" -H "Content-Type: application/json" \\
+    -d '{{"model": "{alias}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
+"""
+
+
+def exit_with(fault: StartupFault) -> NoReturn:
+    """End the process with the fault's message and exit status 1."""
+    print(f"jubako: cannot start:\n{fault}", file=sys.stderr, flush=True)
+    raise SystemExit(1)

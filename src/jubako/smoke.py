@@ -1,0 +1,70 @@
+"""The smoke gate: the release's own prompts, asked greedily of the engine that is about to serve.
+
+An engine can be up, healthy and wrong; only its answers show it. The prompts and answers are the release's, so they
+may be shown.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from jubako.engine.port import Engine
+from jubako.errors import Refusal
+from jubako.vocabulary import Call, Document, Principal, Route
+
+
+class SmokePrompt(Protocol):
+    """One prompt of the release with the answer expected."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def messages(self) -> Sequence[Any] | None: ...
+    @property
+    def prompt(self) -> str | None: ...
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def expected(self) -> str: ...
+
+
+class SmokeFailure(Exception):
+    """The engine gave another answer than the release expects."""
+
+
+async def run(engine: Engine, prompts: Sequence[SmokePrompt], alias: str) -> None:
+    """Ask every prompt; raises `SmokeFailure` naming each that failed, what was expected and what was found."""
+    failures = []
+    for number, prompt in enumerate(prompts):
+        found = await _ask(engine, prompt, alias, f"smoke-{number}")
+        if found != prompt.expected:
+            failures.append(f"smoke prompt {prompt.name!r}: expected {prompt.expected!r}, found {found!r}")
+    if failures:
+        raise SmokeFailure("\n".join(failures))
+
+
+async def _ask(engine: Engine, prompt: SmokePrompt, alias: str, request_id: str) -> str:
+    body: dict[str, Any] = {"model": alias, "max_tokens": prompt.max_tokens, "temperature": 0, "seed": 0}
+    if prompt.messages is not None:
+        route = Route.CHAT
+        body["messages"] = [_plain(message) for message in prompt.messages]
+    else:
+        route = Route.COMPLETIONS
+        body["prompt"] = prompt.prompt
+    call = Call(route, request_id, body, Principal(tenant="smoke", key_id="smoke"))
+    try:
+        reply = await engine.answer(call)
+    except Refusal as refusal:
+        return f"an error: {refusal.code}: {refusal.message}"
+    if not isinstance(reply, Document):
+        return "a stream that was not asked for"
+    choice = json.loads(reply.body)["choices"][0]
+    text = choice["message"]["content"] if route is Route.CHAT else choice["text"]
+    return str(text)
+
+
+def _plain(message: Any) -> Mapping[str, Any]:
+    plain: Mapping[str, Any] = message if isinstance(message, Mapping) else message.model_dump(exclude_none=True)
+    return plain
