@@ -1,0 +1,114 @@
+#!/bin/sh
+# Make .venv hold exactly what the locks say, and this project in editable form.
+#
+# Usage: scripts/setup.sh [cpu|gpu]      (PYTHON=/path/to/python3.11 to choose the interpreter)
+#
+# Safe to run at any time, by several processes at once, and again after an interruption. When there is nothing to do it
+# takes a few hundredths of a second. Knows nothing of models or configuration.
+set -eu
+umask 022
+cd "$(dirname "$0")/.."
+. scripts/python.sh
+
+# PyTorch publishes its CPU builds on an index of its own. The general index has CUDA builds only, of several gigabytes.
+readonly TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
+
+profile=${1:-cpu}
+case $profile in
+    cpu | gpu) ;;
+    *)
+        echo "setup: unknown profile '$profile'; it is cpu or gpu" >&2
+        exit 2
+        ;;
+esac
+
+venv=.venv
+python=$venv/bin/python
+stamp=$venv/.jubako-setup
+started=$venv/.jubako-started
+
+digest() { cat "$@" | sha256sum | cut -d' ' -f1; }
+
+# Two lines, because they go stale differently: with other locks the environment is built anew, so that it never holds
+# what no lock names; with another pyproject.toml only the project itself is installed again. The folder belongs to the
+# first: an environment cannot be moved.
+packages="packages $profile $PWD $(digest "requirements/$profile.txt" requirements/torch-cpu.txt requirements/dev.txt)"
+project="project $(digest pyproject.toml scripts/setup.sh)"
+
+complete() { [ -x "$python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$packages
+$project" ]; }
+
+if complete; then exit 0; fi
+
+# One setup at a time; who comes second finds the work done.
+mkdir -p .jubako
+if command -v flock >/dev/null 2>&1; then
+    exec 9>.jubako/setup.lock
+    if ! flock -n 9; then
+        echo 'setup: waiting for another setup to finish'
+        flock 9
+    fi
+    if complete; then exit 0; fi
+fi
+
+say() { echo "setup: $*"; }
+
+# On a terminal pip shows its own progress; elsewhere one line a stage is enough, and errors are still shown.
+if [ -t 1 ]; then quiet=''; else quiet=-qq; fi
+pip() { PIP_DISABLE_PIP_VERSION_CHECK=1 "$python" -m pip "$@" 9>&-; }
+# shellcheck disable=SC2086 # $quiet is one option or none
+pip_install() { pip install $quiet --no-deps "$@"; }
+
+failed() {
+    code=$?
+    [ $code -eq 0 ] || say "failed or interrupted; run it again to go on (what was downloaded is kept in pip's cache)" >&2
+}
+trap failed EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
+# What was cut off in the middle of an installation cannot be trusted: pip takes a half-installed package for a whole one.
+if [ -e "$started" ]; then
+    say 'the last setup did not finish; starting again'
+elif [ -x "$python" ] && ! is_python311 "$python"; then
+    say 'the environment is of another Python; starting again'
+elif [ -e "$stamp" ] && [ "$(head -n 1 "$stamp")" != "$packages" ]; then
+    say 'the locks have changed; starting again'
+elif [ -e "$stamp" ] && [ -x "$python" ]; then
+    packages_done=yes
+fi
+
+if [ -z "${packages_done:-}" ]; then
+    base=$(find_python)
+    rm -rf "$venv"
+    mkdir "$venv"
+    : >"$started"
+    say "making $venv with $base"
+    "$base" -m venv "$venv"
+
+    if [ "$profile" = cpu ]; then
+        torch=$(grep '^torch==' requirements/torch-cpu.txt)
+        say "installing $torch"
+        # pip may have it at hand (a mirror, a folder of wheels); if not, it is fetched from where PyTorch publishes it.
+        if pip install -qq --dry-run --no-deps "$torch" >/dev/null 2>&1; then
+            pip_install "$torch"
+        else
+            pip_install --index-url "$TORCH_CPU_INDEX" "$torch"
+        fi
+    fi
+
+    count=$(cat "requirements/$profile.txt" requirements/dev.txt | grep -c '^[^#[:space:]]')
+    say "installing $count packages (1 to 3 minutes, and the time to download them)"
+    pip_install --require-hashes -r "requirements/$profile.txt" -r requirements/dev.txt
+else
+    rm -f "$stamp"
+    : >"$started"
+fi
+
+say 'installing this project'
+pip install -qq --no-deps --no-build-isolation --no-index --editable .
+
+printf '%s\n%s\n' "$packages" "$project" >"$stamp.new"
+rm -f "$started"
+mv "$stamp.new" "$stamp"
+say 'done'
