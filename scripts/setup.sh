@@ -25,7 +25,7 @@ esac
 venv=.venv
 python=$venv/bin/python
 stamp=$venv/.jubako-setup
-started=$venv/.jubako-started
+started=.jubako/setup-started
 
 digest() { cat "$@" | sha256sum | cut -d' ' -f1; }
 
@@ -70,19 +70,20 @@ trap 'exit 143' TERM HUP
 # What was cut off in the middle of an installation cannot be trusted: pip takes a half-installed package for a whole one.
 if [ -e "$started" ]; then
     say 'the last setup did not finish; starting again'
-elif [ -x "$python" ] && ! is_python311 "$python"; then
-    say 'the environment is of another Python; starting again'
-elif [ -e "$stamp" ] && [ "$(head -n 1 "$stamp")" != "$packages" ]; then
-    say 'the locks have changed; starting again'
-elif [ -e "$stamp" ] && [ -x "$python" ]; then
+elif [ -e "$stamp" ] && [ "$(head -n 1 "$stamp")" = "$packages" ] && is_python311 "$python"; then
     packages_done=yes
+elif [ -e "$stamp" ]; then
+    say 'the locks, the folder or Python have changed; starting again'
+elif [ -e "$venv" ]; then
+    say "there is a $venv that this script did not make; move it away, or remove it with 'make clean'" >&2
+    trap - EXIT
+    exit 1
 fi
 
 if [ -z "${packages_done:-}" ]; then
     base=$(find_python)
-    rm -rf "$venv"
-    mkdir "$venv"
     : >"$started"
+    rm -rf "$venv"
     say "making $venv with $base"
     "$base" -m venv "$venv"
 
@@ -97,18 +98,16 @@ if [ -z "${packages_done:-}" ]; then
         fi
     fi
 
-    count=$(cat "requirements/$profile.txt" requirements/dev.txt | grep -c '^[^#[:space:]]')
+    count=$(cat "requirements/$profile.txt" requirements/dev.txt | grep '^[^#[:space:]]' | sort -u | wc -l)
     say "installing $count packages (1 to 3 minutes, and the time to download them)"
     pip_install --require-hashes -r "requirements/$profile.txt" -r requirements/dev.txt
-else
-    rm -f "$stamp"
-    : >"$started"
+    echo "$packages" >"$stamp"
+    rm -f "$started"
 fi
 
 say 'installing this project'
 pip install -qq --no-deps --no-build-isolation --no-index --editable .
 
 printf '%s\n%s\n' "$packages" "$project" >"$stamp.new"
-rm -f "$started"
 mv "$stamp.new" "$stamp"
 say 'done'
