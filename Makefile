@@ -34,7 +34,7 @@ test: setup check ## run every check and every test: unit, contract, end to end
 check: setup ## format, lint, types and the rooms' boundaries (seconds)
 	$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --diff . ; exit 1; }
 	$(BIN)/ruff check --quiet .
-	$(BIN)/mypy --no-error-summary
+	$(BIN)/mypy --no-error-summary src tests $(wildcard service.py)
 	$(BIN)/lint-imports --no-logo
 
 lock: ## solve pyproject.toml into requirements/*.txt (UPGRADE=1 takes newer versions; needs the network)

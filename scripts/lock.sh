@@ -37,9 +37,6 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
 
-# Built separately for the CPU's torch, or not wanted beside it: see docs/adr/0003-dependencies-and-locks.md.
-printf '%s\n' torch torchvision torchaudio torchcodec >"$work/not-locked.txt"
-
 # solve NAME OPTION...: writes $work/NAME.txt, starting from what it already holds.
 solve() {
     name=$1
@@ -56,7 +53,7 @@ for name in cpu dev lock; do
         cp "requirements/$name.txt" "$work/$name.txt"
     fi
 done
-solve cpu pyproject.toml --extra cpu --group torch-needs --excludes "$work/not-locked.txt"
+solve cpu pyproject.toml --extra cpu --group torch-needs --excludes requirements/not-locked.txt
 
 # The GPU build has stricter needs in places, so the CPU's versions are where its solver starts, not what it is held to.
 cp "$work/cpu.txt" "$work/gpu.txt"
@@ -72,4 +69,4 @@ solve lock --group lock
 for name in cpu gpu dev lock; do
     mv "$work/$name.txt" "requirements/$name.txt"
 done
-echo 'lock: done; `make setup` installs it'
+echo "lock: done; 'make setup' installs it"

@@ -10,9 +10,6 @@ umask 022
 cd "$(dirname "$0")/.."
 . scripts/python.sh
 
-# PyTorch publishes its CPU builds on an index of its own. The general index has CUDA builds only, of several gigabytes.
-readonly TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
-
 profile=${1:-cpu}
 case $profile in
     cpu | gpu) ;;
@@ -35,10 +32,10 @@ digest() { cat "$@" | sha256sum | cut -d' ' -f1; }
 packages="packages $profile $PWD $(digest "requirements/$profile.txt" requirements/torch-cpu.txt requirements/dev.txt)"
 project="project $(digest pyproject.toml scripts/setup.sh)"
 
-complete() { [ -x "$python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$packages
+up_to_date() { [ -x "$python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$packages
 $project" ]; }
 
-if complete; then exit 0; fi
+if up_to_date; then exit 0; fi
 
 # One setup at a time; who comes second finds the work done.
 mkdir -p .jubako
@@ -48,16 +45,14 @@ if command -v flock >/dev/null 2>&1; then
         echo 'setup: waiting for another setup to finish'
         flock 9
     fi
-    if complete; then exit 0; fi
+    if up_to_date; then exit 0; fi
 fi
 
 say() { echo "setup: $*"; }
 
 # On a terminal pip shows its own progress; elsewhere one line a stage is enough, and errors are still shown.
 if [ -t 1 ]; then quiet=''; else quiet=-qq; fi
-pip() { PIP_DISABLE_PIP_VERSION_CHECK=1 "$python" -m pip "$@" 9>&-; }
-# shellcheck disable=SC2086 # $quiet is one option or none
-pip_install() { pip install $quiet --no-deps "$@"; }
+pip_install() { "$python" -m pip install --disable-pip-version-check --no-deps "$@" 9>&-; }
 
 failed() {
     code=$?
@@ -88,25 +83,21 @@ if [ -z "${packages_done:-}" ]; then
     "$base" -m venv "$venv"
 
     if [ "$profile" = cpu ]; then
-        torch=$(grep '^torch==' requirements/torch-cpu.txt)
-        say "installing $torch"
-        # pip may have it at hand (a mirror, a folder of wheels); if not, it is fetched from where PyTorch publishes it.
-        if pip install -qq --dry-run --no-deps "$torch" >/dev/null 2>&1; then
-            pip_install "$torch"
-        else
-            pip_install --index-url "$TORCH_CPU_INDEX" "$torch"
-        fi
+        say "installing $(grep '^torch==' requirements/torch-cpu.txt)"
+        # shellcheck disable=SC2086 # $quiet is one option or none
+        sh scripts/torch.sh "$python" -m pip install $quiet --disable-pip-version-check 9>&-
     fi
 
     count=$(cat "requirements/$profile.txt" requirements/dev.txt | grep '^[^#[:space:]]' | sort -u | wc -l)
     say "installing $count packages (1 to 3 minutes, and the time to download them)"
-    pip_install --require-hashes -r "requirements/$profile.txt" -r requirements/dev.txt
+    # shellcheck disable=SC2086 # $quiet is one option or none
+    pip_install $quiet --require-hashes -r "requirements/$profile.txt" -r requirements/dev.txt
     echo "$packages" >"$stamp"
     rm -f "$started"
 fi
 
 say 'installing this project'
-pip install -qq --no-deps --no-build-isolation --no-index --editable .
+pip_install -qq --no-build-isolation --no-index --editable .
 
 printf '%s\n%s\n' "$packages" "$project" >"$stamp.new"
 mv "$stamp.new" "$stamp"
