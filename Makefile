@@ -1,6 +1,6 @@
 # One verb a line; the longer logic is in scripts/. Needs GNU make, Python 3.11 and git.
 
-PROFILE ?= cpu
+PROFILE ?=
 PORT ?= 3000
 BIN := .venv/bin
 
@@ -15,7 +15,7 @@ endif
 .PHONY: help setup serve test check lock clean
 
 help: ## say what there is (this list)
-	@echo 'make <target> [PROFILE=cpu|gpu] [PORT=3000] [PYTHON=python3.11]'
+	@echo 'make <target> [PORT=$(PORT)] [PROFILE=cpu|gpu] [PYTHON=python3.11]'
 	@echo
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='	' read -r target what; do \
 		printf '  %-7s %s\n' "$$target" "$$what"; done
@@ -23,7 +23,7 @@ help: ## say what there is (this list)
 setup: ## install the locked packages and this project into .venv (once; then it costs nothing)
 	@sh scripts/setup.sh $(PROFILE)
 
-serve: setup ## fetch and verify the demo release, then serve it on http://127.0.0.1:$(PORT)
+serve: setup ## fetch and verify the demo release, then serve it on http://127.0.0.1:PORT
 	$(BIN)/jubako release fetch
 	exec $(BIN)/jubako serve --port $(PORT)
 

@@ -3,6 +3,8 @@
 #
 # Usage: scripts/setup.sh [cpu|gpu]      (PYTHON=/path/to/python3.11 to choose the interpreter)
 #
+# Without a profile, that of the environment that is there; cpu if there is none.
+#
 # Safe to run at any time, by several processes at once, and again after an interruption. When there is nothing to do it
 # takes a few hundredths of a second. Knows nothing of models or configuration.
 set -eu
@@ -10,7 +12,16 @@ umask 022
 cd "$(dirname "$0")/.."
 . scripts/python.sh
 
-profile=${1:-cpu}
+venv=.venv
+python=$venv/bin/python
+stamp=$venv/.jubako-setup
+started=.jubako/setup-started
+
+profile=${1:-}
+if [ -z "$profile" ] && [ -e "$stamp" ]; then
+    read -r _ profile _ <"$stamp"
+fi
+profile=${profile:-cpu}
 case $profile in
     cpu | gpu) ;;
     *)
@@ -18,11 +29,6 @@ case $profile in
         exit 2
         ;;
 esac
-
-venv=.venv
-python=$venv/bin/python
-stamp=$venv/.jubako-setup
-started=.jubako/setup-started
 
 digest() { cat "$@" | sha256sum | cut -d' ' -f1; }
 
@@ -54,14 +60,6 @@ say() { echo "setup: $*"; }
 if [ -t 1 ]; then quiet=''; else quiet=-qq; fi
 pip_install() { "$python" -m pip install --disable-pip-version-check --no-deps "$@" 9>&-; }
 
-failed() {
-    code=$?
-    [ $code -eq 0 ] || say "failed or interrupted; run it again to go on (what was downloaded is kept in pip's cache)" >&2
-}
-trap failed EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM HUP
-
 # What was cut off in the middle of an installation cannot be trusted: pip takes a half-installed package for a whole one.
 if [ -e "$started" ]; then
     say 'the last setup did not finish; starting again'
@@ -71,12 +69,19 @@ elif [ -e "$stamp" ]; then
     say 'the locks, the folder or Python have changed; starting again'
 elif [ -e "$venv" ]; then
     say "there is a $venv that this script did not make; move it away, or remove it with 'make clean'" >&2
-    trap - EXIT
     exit 1
 fi
+if [ -z "${packages_done:-}" ]; then base=$(find_python); fi
+
+failed() {
+    code=$?
+    [ $code -eq 0 ] || say "failed or interrupted; run it again to go on (what was downloaded is kept in pip's cache)" >&2
+}
+trap failed EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
 
 if [ -z "${packages_done:-}" ]; then
-    base=$(find_python)
     : >"$started"
     rm -rf "$venv"
     say "making $venv with $base"
