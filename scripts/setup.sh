@@ -3,7 +3,7 @@
 #
 # Usage: scripts/setup.sh [cpu|gpu]      (PYTHON=/path/to/python3.11 to choose the interpreter)
 #
-# Without a profile, that of the environment that is there; cpu if there is none.
+# Without a profile, that of the environment that is there or was begun; cpu if there is none.
 #
 # Safe to run at any time, by several processes at once, and again after an interruption. When there is nothing to do it
 # takes a few hundredths of a second. Knows nothing of models or configuration.
@@ -18,10 +18,15 @@ stamp=$venv/.jubako-setup
 started=.jubako/setup-started
 
 profile=${1:-}
-if [ -z "$profile" ] && [ -e "$stamp" ]; then
+if [ -n "$profile" ]; then
+    :
+elif [ -s "$started" ]; then
+    read -r profile <"$started"
+elif [ -s "$stamp" ]; then
     read -r _ profile _ <"$stamp"
+else
+    profile=cpu
 fi
-profile=${profile:-cpu}
 case $profile in
     cpu | gpu) ;;
     *)
@@ -50,8 +55,8 @@ if command -v flock >/dev/null 2>&1; then
     if ! flock -n 9; then
         echo 'setup: waiting for another setup to finish'
         flock 9
+        exec sh scripts/setup.sh "$@" # what was true before the wait need not be now
     fi
-    if up_to_date; then exit 0; fi
 fi
 
 say() { echo "setup: $*"; }
@@ -82,7 +87,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
 if [ -z "${packages_done:-}" ]; then
-    : >"$started"
+    echo "$profile" >"$started"
     rm -rf "$venv"
     say "making $venv with $base"
     "$base" -m venv "$venv"
