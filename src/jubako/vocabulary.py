@@ -74,9 +74,9 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A streamed reply.
+    r"""A streamed reply.
 
-    `events` yields complete server-sent events (`b"data: …\\n\\n"`) and ends in `[DONE]`; an error is raised as a
+    `events` yields complete server-sent events (`b"data: …\n\n"`) and ends in `[DONE]`; an error is raised as a
     `Refusal`, never yielded. Closing the iterator aborts the request in the engine.
     """
 

@@ -1,0 +1,46 @@
+# One verb a line; the longer logic is in scripts/. Needs GNU make, Python 3.11 and git.
+
+PROFILE ?=
+PORT ?= 3000
+BIN := .venv/bin
+
+export BENTOML_DO_NOT_TRACK := True
+export VLLM_NO_USAGE_STATS := 1
+ifdef PYTHON
+export PYTHON
+endif
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup serve test check lock clean
+
+help: ## say what there is (this list)
+	@echo 'make <target> [PORT=$(PORT)] [PROFILE=cpu|gpu] [PYTHON=python3.11]'
+	@echo
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='	' read -r target what; do \
+		printf '  %-7s %s\n' "$$target" "$$what"; done
+
+setup: ## install the locked packages and this project into .venv (once; then it costs nothing)
+	@sh scripts/setup.sh $(PROFILE)
+
+serve: setup ## fetch and verify the demo release, then serve it on http://127.0.0.1:PORT
+	$(BIN)/jubako release fetch
+	exec $(BIN)/jubako serve --port $(PORT)
+
+test: setup check ## run every check and every test: unit, contract, end to end
+	$(BIN)/jubako release fetch
+	$(BIN)/python -m pytest $(wildcard tests/unit) $(wildcard tests/contract) $(wildcard tests/e2e) $(PYTEST_ARGS)
+
+check: setup ## format, lint, types and the rooms' boundaries (seconds)
+	$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --diff . ; exit 1; }
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy --no-error-summary src tests $(wildcard service.py)
+	$(BIN)/lint-imports --no-logo
+
+lock: ## solve pyproject.toml into requirements/*.txt (UPGRADE=1 takes newer versions; needs the network)
+	@sh scripts/lock.sh $(if $(UPGRADE),--upgrade)
+
+clean: ## remove the environment and every cache; releases in .jubako stay
+	rm -rf .venv .jubako/lock-tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
+	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf src/jubako.egg-info
