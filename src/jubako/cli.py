@@ -18,7 +18,9 @@ from jubako import __version__
 from jubako.errors import StartupFault
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
+    "config": ("jubako.serve_command:config", "Check and explain the settings."),
     "release": ("jubako.release.commands:release", "Create, fetch, verify and show pinned model releases."),
+    "serve": ("jubako.serve_command:serve", "Serve the release of configuration/server.yaml."),
 }
 """Name -> where the command is, and the one line that `--help` shows without importing it."""
 

@@ -61,9 +61,13 @@ class Pipeline:
                     await _tell(exchange, lease, lease.cause)
                 else:
                     outcome = Outcome.CANCELLED
-            except Exception as error:  # the last line of defence: the caller gets a status, the log gets the place
+            except Exception as error:  # noqa: BLE001 - the last line of defence: the caller gets a status, the log gets the place
                 outcome, code = Outcome.FAILED, "internal_error"
-                logger.error("request %s failed: %s", exchange.request_id, _place(error))
+                logger.error(  # noqa: TRY400 - a traceback would quote the message, and with it perhaps a prompt
+                    "request %s failed: %s",
+                    exchange.request_id,
+                    _place(error),
+                )
                 await _tell(exchange, lease, InternalError("The server had an internal error."))
         requests_log.info(
             "request=%s route=%s status=%d outcome=%s code=%s seconds=%.3f",

@@ -108,7 +108,7 @@ class Server:
         except TimeoutError:
             await self._fail(life, f"not ready within life.start_seconds ({self.settings.server.life.start_seconds:g})")
             return
-        except Exception as error:  # vLLM's start fails in many ways; its own log has the cause
+        except Exception as error:  # noqa: BLE001 - vLLM's start fails in many ways; its own log has the cause
             await self._fail(life, f"the engine did not start: {type(error).__name__}: {error}")
             return
         if life.become_ready():
@@ -153,7 +153,8 @@ class Server:
         logger.info("ready: release %s/%s, digest %s", release.name, release.version, self.manifest.digest)
         address = os.environ.get(ADDRESS_VARIABLE)
         if address:
-            print(ready_message(address, self.settings.key_file, self.manifest.aliases[0]), flush=True)
+            sys.stdout.write(ready_message(address, self.settings.key_file, self.manifest.aliases[0]))
+            sys.stdout.flush()
 
     # -- probes and requests
 
@@ -247,5 +248,6 @@ The API key is in {key_file}. Try:
 
 def exit_with(fault: StartupFault) -> NoReturn:
     """End the process with the fault's message and exit status 1."""
-    print(f"jubako: cannot start:\n{fault}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"jubako: cannot start:\n{fault}\n")
+    sys.stderr.flush()
     raise SystemExit(1)

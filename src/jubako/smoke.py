@@ -16,18 +16,27 @@ from jubako.vocabulary import Call, Document, Principal, Route
 
 
 class SmokePrompt(Protocol):
-    """One prompt of the release with the answer expected."""
+    """One prompt of the release with the answer expected; exactly one of `messages` and `prompt` is given."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What a failure is called."""
+
     @property
-    def messages(self) -> Sequence[Any] | None: ...
+    def messages(self) -> Sequence[Any] | None:
+        """The conversation, or null."""
+
     @property
-    def prompt(self) -> str | None: ...
+    def prompt(self) -> str | None:
+        """The text to complete, or null."""
+
     @property
-    def max_tokens(self) -> int: ...
+    def max_tokens(self) -> int:
+        """How many tokens at most."""
+
     @property
-    def expected(self) -> str: ...
+    def expected(self) -> str:
+        """The whole answer."""
 
 
 class SmokeFailure(Exception):

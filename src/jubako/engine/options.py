@@ -133,6 +133,6 @@ def _text(value: Any) -> str:
     return json.dumps(value) if isinstance(value, dict | list) else str(value)
 
 
-def environment_text(value: str | float | bool) -> str:
+def environment_text(value: str | float) -> str:
     """A YAML scalar as vLLM reads it from the environment: booleans are 1 and 0."""
     return str(int(value)) if isinstance(value, bool) else str(value)

@@ -57,7 +57,9 @@ def read_key(path: Path) -> str:
         raise StartupFault(f"API key file {path}: the key is shorter than {MINIMUM_CHARACTERS} characters. {advice}")
     if mode & 0o002:
         # Readable by all is how Kubernetes mounts secrets by default; writable by all is how keys get replaced.
-        raise StartupFault(f"API key file {path}: any user may write it (mode {mode & 0o777:04o}). Run chmod 600 on it.")
+        raise StartupFault(
+            f"API key file {path}: any user may write it (mode {mode & 0o777:04o}). Run chmod 600 on it."
+        )
     return key
 
 

@@ -102,7 +102,7 @@ class VllmEngine:
         return await launched.state.openai_serving_completion.create_completion(request)
 
     async def _events(self, source: AsyncGenerator[str], generation: Generation) -> AsyncGenerator[bytes]:
-        """vLLM's events; its in-stream error, which a `[DONE]` would follow, is raised instead."""
+        """The events of vLLM; its in-stream error, which a `[DONE]` would follow, is raised instead."""
         try:
             async for event in source:
                 if event.startswith(_ERROR_EVENT):
@@ -158,5 +158,3 @@ def _json(value: Any) -> Document:
 
 def _no_model() -> NotFound:
     return NotFound("The model does not exist. GET /v1/models lists the names.", code="model_not_found", param="model")
-
-

@@ -87,7 +87,7 @@ def build(arguments: argparse.Namespace) -> tuple[OwnedLLM, StepWatch]:
 
 
 async def wire(llm: OwnedLLM, arguments: argparse.Namespace) -> State:
-    """vLLM's own serving objects on a bare state: exact wiring of every flag, and no routes."""
+    """The serving objects of vLLM on a bare state: exact wiring of every flag, and no routes."""
     state = State()
     await llm.reset_mm_cache()
     try:

@@ -10,12 +10,15 @@ import time
 from collections.abc import AsyncGenerator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vllm.config import VllmConfig
-from vllm.outputs import RequestOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
+
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.outputs import RequestOutput
 
 
 @dataclass(slots=True)
