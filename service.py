@@ -24,10 +24,22 @@ BentoMLContainer.metrics_client.set(PrometheusClient(multiproc=False))
 server = Server.load_or_exit(Path(__file__).resolve().parent)
 application = server.application
 
+# The image installs the lock as it stands, torch apart from it: BentoML's own step would solve it again and take a
+# CUDA build of torch.
+image = (
+    bentoml.images.Image(python_version="3.11", lock_python_packages=False)
+    .build_include("requirements", "scripts")
+    .requirements_file("requirements/cpu.txt")
+    .run("sh ./src/scripts/torch.sh uv pip install")
+)
+
 
 @bentoml.service(
     name="jubako",
     workers=1,
+    image=image,
+    labels={"release": server.manifest.reference.replace("/", "."), "release-digest": server.manifest.digest},
+    envs=[{"name": "UV_EXCLUDE", "value": "/home/bentoml/bento/src/requirements/not-locked.txt"}],
     # Ours fires first, with a reason; BentoML's would answer in another shape.
     traffic={"timeout": 86_400},
     endpoints={"livez": "/livez", "readyz": "/readyz"},
