@@ -114,6 +114,7 @@ def store(manifest: Manifest, release: Path, progress: Progress = ignore) -> Pat
     verify(manifest, described, progress)
     _flush(described)
     target.parent.mkdir(parents=True, exist_ok=True)
+    target.parent.chmod(staging.FOLDER_MODE)
     try:
         described.rename(target)
     except OSError as error:
@@ -177,6 +178,7 @@ def _point_latest(target: Path) -> None:
     """Let BentoML's `latest` name the version just stored; nothing of ours ever reads it."""
     draft = target.parent / f".latest.{os.getpid()}"
     draft.write_text(target.name)
+    draft.chmod(staging.FILE_MODE)
     draft.replace(target.parent / "latest")
 
 

@@ -51,6 +51,8 @@ def of_file(path: Path, progress: Progress = ignore) -> Digest:
                 digest.update(buffer[:count])
                 size += count
                 progress(count)
+                if size > before.st_size:  # grows while we read: stop, or it could keep us reading for ever
+                    break
             after = os.fstat(descriptor)
     except OSError as error:
         raise Unreadable(f"cannot be read: {error.strerror}") from None

@@ -6,8 +6,11 @@ The only module of the release that loads torch and transformers, and only as a 
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+
+CIRCUMSTANCES = frozenset({"is_local", "local_files_only", "name_or_path"})
 
 
 def main(gguf: Path, into: Path, dtype: str) -> None:
@@ -24,6 +27,14 @@ def main(gguf: Path, into: Path, dtype: str) -> None:
     print("stage write tokenizer", flush=True)
     tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
     tokenizer.save_pretrained(into)
+    forget_circumstances(into / "tokenizer_config.json")
+
+
+def forget_circumstances(path: Path) -> None:
+    """Remove what transformers notes about how it was run: the same model must give the same bytes anywhere."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    kept = {key: value for key, value in data.items() if key not in CIRCUMSTANCES}
+    path.write_text(json.dumps(kept, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
