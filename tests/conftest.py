@@ -1,0 +1,49 @@
+"""What the tests with a real engine share: the demo model, and one server that most of them use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jubako.release import bundle, manifest
+from tests.contract.corpus import ADAPTER, CONTEXT_TOKENS
+from tests.project import DEMO, REPOSITORY, Project, Served
+from tests.tiny_lora import write_adapter
+
+
+@pytest.fixture(scope="session")
+def demo_manifest() -> manifest.Manifest:
+    """The manifest of the demo release."""
+    return manifest.load(REPOSITORY / "configuration" / "releases" / DEMO / "1" / "manifest.yaml")
+
+
+@pytest.fixture(scope="session")
+def model_folder(demo_manifest: manifest.Manifest) -> Path:
+    """The demo model's safetensors, in the store that `jubako release fetch` filled."""
+    return bundle.model_root(demo_manifest) / "model"
+
+
+@pytest.fixture(scope="session")
+def adapted_project(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Project:
+    """A project whose release has an adapter and whose engine knows tools, with a store of its own."""
+    base = tmp_path_factory.mktemp("adapted")
+    project = Project.copy_to(base / "project", {"BENTOML_HOME": str(base / "home")})
+    adapter = write_adapter(model_folder, base / "adapter")
+    options = ["--from-folder", str(model_folder), "--adapter", f"{ADAPTER}={adapter}", "--alias", DEMO]
+    options += ["--alias", "smollm2", "--licence", "Apache-2.0", "--licence-reason", "for the tests"]
+    created = project.jubako("release", "create", "adapted", "1", *options)
+    assert created.returncode == 0, created.stderr
+    engine = {"ENABLE_AUTO_TOOL_CHOICE": "true", "TOOL_CALL_PARSER": "hermes", "MAX_LORA_RANK": "8"}
+    engine |= {"MAX_MODEL_LEN": str(CONTEXT_TOKENS), "MAX_NUM_SEQS": "16"}
+    project.environment |= {f"JUBAKO__ENGINE__OPTIONS__{name}": value for name, value in engine.items()}
+    project.environment |= {"JUBAKO__RELEASE__NAME": "adapted", "JUBAKO__RELEASE__VERSION": "'1'"}
+    return project
+
+
+@pytest.fixture(scope="session")
+def jubako_server(adapted_project: Project) -> Iterator[Served]:
+    """One server for all tests that leave it as they found it."""
+    with adapted_project.serving() as served:
+        yield served.wait_ready()

@@ -1,0 +1,187 @@
+"""A project folder of its own, and the real server run from it: what the tests of whole processes share.
+
+It knows the files of a project, the command line and the operating system; it knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+DEMO = "smollm2-135m-instruct"
+READY_SECONDS = 300.0
+END_SECONDS = 60.0
+POLL_SECONDS = 0.1
+MARK = "JUBAKO_TEST_MARK"
+"""An environment variable that every process of one server inherits, so that each can be found whoever its parent is."""
+
+
+def until(condition: Callable[[], object], what: str, seconds: float = END_SECONDS) -> None:
+    """Wait until `condition` holds; fail saying `what` did not happen."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{what}: not within {seconds:.0f} s")
+        time.sleep(POLL_SECONDS)
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@dataclass
+class Project:
+    """A folder with service.py and configuration/, and the environment its servers get."""
+
+    folder: Path
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def copy_to(cls, folder: Path, environment: Mapping[str, str] | None = None) -> Project:
+        """The repository's service and configuration, copied; the package itself is the installed one."""
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / "service.py", folder)
+        shutil.copytree(REPOSITORY / "configuration", folder / "configuration")
+        return cls(folder, dict(environment or {}))
+
+    def jubako(self, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+        """Run `jubako …` in the folder to its end."""
+        return subprocess.run(  # type: ignore[call-overload,no-any-return]
+            [sys.executable, "-m", "jubako.cli", *arguments],
+            cwd=self.folder,
+            env=os.environ | self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+            **options,
+        )
+
+    @contextmanager
+    def serving(
+        self, command: Sequence[str] | None = None, *, prefix: Sequence[str] = (), port: int | None = None
+    ) -> Iterator[Served]:
+        """Start the server (`jubako serve` unless `command` says otherwise); whatever is left of it at the end is killed."""
+        port = port or free_port()
+        command = command or [sys.executable, "-m", "jubako.cli", "serve", "--port", str(port)]
+        mark = uuid.uuid4().hex
+        log = self.folder / f"server-{port}.log"
+        before = shared_memory()
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [*prefix, *command],
+                cwd=self.folder,
+                env=os.environ | self.environment | {MARK: mark},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+            )
+            served = Served(process, f"http://127.0.0.1:{port}", self.folder / ".jubako" / "dev.key", log, mark, before)
+            try:
+                yield served
+            finally:
+                served.kill()
+
+
+@dataclass
+class Served:
+    """A running server and everything below it."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    key_file: Path
+    log_file: Path
+    mark: str
+    shared_memory_before: frozenset[str]
+
+    @property
+    def key(self) -> str:
+        """The API key."""
+        return self.key_file.read_text().strip()
+
+    @property
+    def log(self) -> str:
+        """Everything it wrote."""
+        return self.log_file.read_text(errors="replace")
+
+    def wait_ready(self, seconds: float = READY_SECONDS) -> Served:
+        """Wait for readiness; fail at once if the process ends."""
+
+        def ready() -> bool:
+            if self.process.poll() is not None:
+                raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.log[-4000:]}")
+            with suppress(httpx.TransportError):
+                return httpx.get(f"{self.url}/readyz", timeout=5).status_code == httpx.codes.OK
+            return False
+
+        until(ready, "ready", seconds)
+        return self
+
+    def wait_end(self, seconds: float = END_SECONDS) -> int:
+        """Wait for the process to end and return its exit status."""
+        return self.process.wait(seconds)
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the arbiter, as an orchestrator does."""
+        self.process.send_signal(signal.SIGTERM)
+
+    def processes(self) -> list[psutil.Process]:
+        """Every living process of this server, orphans included."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
+
+    def worker(self) -> psutil.Process:
+        """The process that serves HTTP and owns the engine."""
+        return self._only(lambda line: "_bentoml_impl.worker.service" in line)
+
+    def engine_core(self) -> psutil.Process:
+        """The engine's own process."""
+        return self._only(lambda line: "EngineCore" in line)
+
+    def _only(self, matches: Callable[[str], bool]) -> psutil.Process:
+        for process in self.processes():
+            with suppress(psutil.Error):
+                if matches(" ".join([process.name(), *process.cmdline()])):
+                    return process
+        raise AssertionError(f"no such process among {[p.cmdline()[:6] for p in self.processes()]}")
+
+    def assert_nothing_left(self) -> None:
+        """No process and no shared memory of it remain."""
+        until(lambda: not self.processes(), "all its processes ended", 20)
+        left = shared_memory() - self.shared_memory_before
+        assert not left, f"left in shared memory: {sorted(left)}"
+
+    def kill(self) -> None:
+        """End whatever is left of it, now."""
+        for process in self.processes():
+            with suppress(psutil.Error):
+                process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(10)
+
+
+def shared_memory() -> frozenset[str]:
+    """The names in /dev/shm."""
+    return frozenset(os.listdir("/dev/shm"))
