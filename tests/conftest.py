@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jubako.release import bundle, manifest
+from jubako.release import manifest
 from tests.contract.corpus import ADAPTER, CONTEXT_TOKENS
 from tests.project import DEMO, REPOSITORY, Project, Served
 from tests.tiny_lora import write_adapter
@@ -22,6 +22,8 @@ def demo_manifest() -> manifest.Manifest:
 @pytest.fixture(scope="session")
 def model_folder(demo_manifest: manifest.Manifest) -> Path:
     """The demo model's safetensors, in the store that `jubako release fetch` filled."""
+    from jubako.release import bundle
+
     return bundle.model_root(demo_manifest) / "model"
 
 
