@@ -21,7 +21,8 @@ from jubako.release.bundle import PinnedModel
 from jubako.server import Server
 
 BentoMLContainer.metrics_client.set(PrometheusClient(multiproc=False))
-server = Server.load_or_exit(Path(__file__).resolve().parent)
+ROOT = Path(__file__).resolve().parent
+server = Server.load_or_exit(ROOT)
 application = server.application
 
 # The image installs the lock as it stands, torch apart from it: BentoML's own step would solve it again and take a
@@ -29,7 +30,7 @@ application = server.application
 image = (
     bentoml.images.Image(python_version="3.11", lock_python_packages=False)
     .build_include("requirements", "scripts")
-    .requirements_file("requirements/cpu.txt")
+    .requirements_file(str(ROOT / "requirements" / "cpu.txt"))
     .run("sh ./src/scripts/torch.sh uv pip install")
 )
 
