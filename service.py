@@ -21,18 +21,15 @@ from jubako.release.bundle import PinnedModel
 from jubako.server import Server
 
 BentoMLContainer.metrics_client.set(PrometheusClient(multiproc=False))
-ROOT = Path(__file__).resolve().parent
-server = Server.load_or_exit(ROOT)
+server = Server.load_or_exit(Path(__file__).resolve().parent)
 application = server.application
 
 # The image installs the lock as it stands, torch apart from it: BentoML's own step would solve it again and take a
-# CUDA build of torch.
-image = (
-    bentoml.images.Image(python_version="3.11", lock_python_packages=False)
-    .build_include("requirements", "scripts")
-    .requirements_file(str(ROOT / "requirements" / "cpu.txt"))
-    .run("sh ./src/scripts/torch.sh uv pip install")
-)
+# CUDA build of torch. The path is relative because BentoML allows no other; only a build, which runs here, needs it.
+LOCK = "requirements/cpu.txt"
+image = bentoml.images.Image(python_version="3.11", lock_python_packages=False).build_include("requirements", "scripts")
+if Path(LOCK).is_file():
+    image.requirements_file(LOCK).run("sh ./src/scripts/torch.sh uv pip install")
 
 
 @bentoml.service(

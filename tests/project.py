@@ -59,8 +59,7 @@ class Project:
         """The repository's service and configuration, copied; the package itself is the installed one."""
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(REPOSITORY / "service.py", folder)
-        for name in ("configuration", "requirements", "scripts"):
-            shutil.copytree(REPOSITORY / name, folder / name)
+        shutil.copytree(REPOSITORY / "configuration", folder / "configuration")
         return cls(folder, dict(environment or {}))
 
     def jubako(self, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
