@@ -111,6 +111,9 @@ class Served:
     log_file: Path
     mark: str
     shared_memory_before: frozenset[str]
+    seen: set[psutil.Process] = field(default_factory=set)
+    """Every process found so far. The engine's overwrite their environment with their title, so the mark alone is not
+    enough; orphans lose their parent, so parentage alone is not either."""
 
     @property
     def key(self) -> str:
@@ -145,12 +148,14 @@ class Served:
 
     def processes(self) -> list[psutil.Process]:
         """Every living process of this server, orphans included."""
-        found = []
         for process in psutil.process_iter():
             with suppress(psutil.Error):
-                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        return found
+                if process.environ().get(MARK) == self.mark:
+                    self.seen.add(process)
+        for process in list(self.seen):
+            with suppress(psutil.Error):
+                self.seen.update(process.children(recursive=True))
+        return [process for process in self.seen if _lives(process)]
 
     def worker(self) -> psutil.Process:
         """The process that serves HTTP and owns the engine."""
@@ -180,6 +185,12 @@ class Served:
                 process.kill()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(10)
+
+
+def _lives(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def shared_memory() -> frozenset[str]:

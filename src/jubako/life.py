@@ -85,6 +85,11 @@ class Life:
         if phase is Phase.FAILED:
             raise engine_lost()
 
+    def explain(self, refusal: Refusal) -> Refusal:
+        """`refusal` as the caller should hear it: an engine that is gone while the server drains is the drain's doing."""
+        draining = self._readiness.phase is Phase.DRAINING
+        return shutting_down() if draining and refusal.code == "engine_unavailable" else refusal
+
     @contextmanager
     def lease(self, request_id: str) -> Iterator[Lease]:
         """Register the current task as a request in flight for as long as the block runs."""

@@ -47,7 +47,8 @@ class Pipeline:
                 principal = self.authenticator.authenticate(exchange.header("authorization"))
                 self.life.require_ready()
                 await self._dispatch(exchange, lease, match, principal)
-            except Refusal as refusal:
+            except Refusal as raised:
+                refusal = self.life.explain(raised)
                 outcome, code = _outcome(exchange, refusal), refusal.code
                 await _tell(exchange, lease, refusal)
             except ClientGone:

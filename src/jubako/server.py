@@ -91,6 +91,9 @@ class Server:
         """Begin the start and return, so that probes are answered meanwhile."""
         logs.configure()
         processes.die_with_parent()
+        # A group of its own, so that Ctrl-C in a terminal reaches the arbiter alone and becomes a SIGTERM here; given
+        # to all at once it would kill the engine's processes under the streams that the drain waits for.
+        os.setpgid(0, 0)
         self._life = Life()
         self._catch_signals()
         self._running = asyncio.create_task(self._run(self._life), name="server-run")
@@ -198,6 +201,8 @@ class Server:
     async def _end(self, life: Life, signum: int) -> None:
         limits = self.settings.server.life
         processes.exit_at_latest(limits.drain_seconds + 2 * TELL_SECONDS + 2 * limits.close_seconds, 1)
+        if self._engine is not None:
+            self._engine.end_expected()
         await life.drain(limits.drain_seconds, TELL_SECONDS)
         await self.stop()
         self._leave(signum)

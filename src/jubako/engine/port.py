@@ -42,5 +42,8 @@ class Engine(Protocol):
     def vital_signs(self) -> VitalSigns:
         """The pulse, without waiting for anything."""
 
+    def end_expected(self) -> None:
+        """Say that the server is about to end, so that an engine that ends by itself is no fault to report."""
+
     async def close(self, timeout_seconds: float) -> None:
         """End the engine's processes; those still there after `timeout_seconds` are killed."""

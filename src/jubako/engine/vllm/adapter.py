@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
@@ -144,6 +145,12 @@ class VllmEngine:
             self._idle_at = time.monotonic()
         last_step_at = max(self._idle_at, self._launched.steps.last_step_at)
         return VitalSigns(alive=not self._launched.llm.errored, unfinished=unfinished, last_step_at=last_step_at)
+
+    def end_expected(self) -> None:
+        """See the port. SIGTERM reaches the engine's process too; idle, it ends at once, and vLLM logs that as an error."""
+        logging.getLogger("vllm.v1.engine.async_llm").addFilter(
+            lambda record: "output_handler" not in record.getMessage()
+        )
 
     async def close(self, timeout_seconds: float) -> None:
         """End the engine's processes; see the port."""
