@@ -103,9 +103,7 @@ def _text(path: Path) -> str:
         raise StartupFault(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _plain(
-    loader: yaml.SafeLoader, node: yaml.Node, at: Location, lines: dict[Location, int], faults: _Faults
-) -> Any:
+def _plain(loader: yaml.SafeLoader, node: yaml.Node, at: Location, lines: dict[Location, int], faults: _Faults) -> Any:
     """Plain data of `node`; fills `lines`, and appends to `faults` instead of raising so that all are reported."""
     line = node.start_mark.line + 1
     lines.setdefault(at, line)
