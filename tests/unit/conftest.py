@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,14 +97,17 @@ def lay_out() -> Callable[[Path], Path]:
 
 
 @pytest.fixture
-def store_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def store_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty BentoML home of this test alone."""
     from bentoml._internal.configuration.containers import BentoMLContainer
+    from bentoml._internal.models import ModelStore
 
     home = tmp_path / "home"
     (home / "models").mkdir(parents=True)
     monkeypatch.setenv("BENTOML_HOME", str(home))
     monkeypatch.setenv("BENTOML_DO_NOT_TRACK", "True")
-    BentoMLContainer.bentoml_home.reset()
-    BentoMLContainer.bentoml_home.set(str(home))
-    return home
+    BentoMLContainer.model_store_dir.set(str(home / "models"))
+    BentoMLContainer.model_store.set(ModelStore(home / "models"))
+    yield home
+    BentoMLContainer.model_store_dir.reset()
+    BentoMLContainer.model_store.reset()

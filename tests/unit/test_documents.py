@@ -37,7 +37,13 @@ def test_every_value_knows_its_line(tmp_path: Path) -> None:
     """Keys and list items have lines; a place that is absent has the line of what encloses it."""
     document = _read(tmp_path, "# head\na:\n  - x: 1\n  - x: 2\nb: 3\n")
     assert document.data == {"a": [{"x": 1}, {"x": 2}], "b": 3}
-    assert [document.line_of(at) for at in [("a",), ("a", 1, "x"), ("b",), ("a", 1, "gone"), ("gone",)]] == [2, 4, 5, 4, 2]
+    assert [document.line_of(at) for at in [("a",), ("a", 1, "x"), ("b",), ("a", 1, "gone"), ("gone",)]] == [
+        2,
+        4,
+        5,
+        4,
+        2,
+    ]
 
 
 def test_duplicate_keys_are_all_reported(tmp_path: Path) -> None:
@@ -96,6 +102,11 @@ def test_unreadable_files_are_faults(tmp_path: Path) -> None:
     """A missing file, a folder, a pipe and bytes that are not UTF-8 each give a message and never hang."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "latin").write_bytes(b"a: \xff\n")
-    for name, message in [("none", "no such file"), (".", "not a regular"), ("pipe", "not a regular"), ("latin", "UTF-8")]:
+    for name, message in [
+        ("none", "no such file"),
+        (".", "not a regular"),
+        ("pipe", "not a regular"),
+        ("latin", "UTF-8"),
+    ]:
         with pytest.raises(StartupFault, match=message):
             documents.read(tmp_path / name)

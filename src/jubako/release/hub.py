@@ -142,8 +142,10 @@ def _reporting_to(advance: digests.Progress) -> Any:
 @contextlib.contextmanager
 def _translated(repository: str, what: str) -> Iterator[None]:
     """The hub library's errors, said as `StartupFault`; a full disk stays what it is."""
-    import httpx
     from huggingface_hub import errors
+
+    # Whichever HTTP client the library uses: its errors all derive from the parent of the library's own.
+    http_error: type[Exception] = errors.HfHubHTTPError.__bases__[0]
 
     try:
         yield
@@ -157,6 +159,6 @@ def _translated(repository: str, what: str) -> Iterator[None]:
         raise StartupFault(f"hub {repository}: no such repository, or HF_TOKEN may not read it") from None
     except errors.HFValidationError as error:
         raise StartupFault(f"hub {repository}: {error}") from None
-    except (errors.HfHubHTTPError, errors.EntryNotFoundError, httpx.HTTPError, errors.OfflineModeIsEnabled) as error:
+    except (http_error, errors.EntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         first = str(error).strip().splitlines()[:1] or [type(error).__name__]
         raise StartupFault(f"hub {repository}: {what}: {first[0]}") from error

@@ -41,9 +41,7 @@ def fetch(
     staging.settle_modes(into)
 
 
-def _from_package(
-    source: PackageSource, how: Conversion | None, kind: admissible.Kind, into: Path, work: Path
-) -> None:
+def _from_package(source: PackageSource, how: Conversion | None, kind: admissible.Kind, into: Path, work: Path) -> None:
     part = work / f"package-{into.name}"
     part.mkdir()
     file = package.fetch(source, part)

@@ -29,9 +29,7 @@ def verify(manifest: Manifest, root: Path, progress: digests.Progress = digests.
     Raises `StartupFault` with every fault in one message, `file: expected …, found …` on each line. Symbolic links
     are a fault wherever they point: what they lead to can be changed without touching the release.
     """
-    expected = {
-        f"{folder}/{file.path}": file for folder, files in manifest.layout().items() for file in files
-    }
+    expected = {f"{folder}/{file.path}": file for folder, files in manifest.layout().items() for file in files}
     faults = _structure(expected, root) or _contents(expected, root, progress)
     if faults:
         raise StartupFault(_message(manifest, root, faults))
