@@ -49,7 +49,8 @@ FAULTS = (
     Request(
         "a body that does not say it is JSON is refused", CHAT, raw=b"hello", headers={"content-type": "text/plain"}
     ),
-    Request("JSON that says it is text is refused", CHAT, chat("").body, headers={"content-type": "text/plain"}),
+    Request("JSON of another kind is refused", CHAT, BODY, headers={"content-type": "application/vnd.api+json"}),
+    Request("JSON that says it is text is refused", CHAT, BODY, headers={"content-type": "text/plain"}),
     chat("chat without messages is refused", messages=None),
     chat("chat with an empty list of messages is refused", messages=[]),
     chat("chat with text for messages is refused", messages="hello"),
