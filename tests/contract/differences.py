@@ -167,7 +167,7 @@ DECLARED = (
     Declared(
         "status-before-stream",
         "A stream that the engine refuses gets the refusal's status; vLLM says 200, an error event, `[DONE]`.",
-        "The SDKs raise on a status; an error event after 200 looks like an answer that was cut, and is retried.",
+        "Programs, gateways and dashboards decide by the status: after 200 a refusal is counted as an answer.",
         _status_before_stream,
     ),
     Declared(
