@@ -45,7 +45,7 @@ def main() -> None:
         }
         for request in REQUESTS
     }
-    arguments.out.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    arguments.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

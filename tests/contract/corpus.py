@@ -185,6 +185,51 @@ COMPLETION_REQUESTS = (
     complete("completion keeps to a choice", structured_outputs={"choice": [" blue", " red"]}),
 )
 
+BODY = {"model": BASE, "messages": says("What is the capital of France?"), "max_tokens": 4, "temperature": 0}
+NULLS = dict.fromkeys(("n", "stop", "stream", "tools", "logprobs", "seed", "logit_bias", "user"))
+
+EDGES = (
+    chat("chat ends at once", "token 2 ends an answer", logit_bias={"2": 100}),
+    chat("chat streams an answer that ends at once", logit_bias={"2": 100}, stream=True),
+    chat("chat streams one token", max_tokens=1, stream=True, stream_options=USAGE),
+    chat(
+        "chat streams without the usage it declines", stream=True, stream_options={"include_usage": False}, max_tokens=3
+    ),
+    chat("chat streams more than ASCII", structured_outputs={"choice": ["日本語 🍱 é€"]}, max_tokens=32, stream=True),
+    chat(
+        "chat streams more than ASCII with logprobs",
+        "a character of several tokens has no text until its last",
+        structured_outputs={"choice": ["🍱é"]},
+        logprobs=True,
+        stream=True,
+        stream_options=EACH_USAGE,
+    ),
+    chat("chat streams what JSON escapes", structured_outputs={"regex": r'"\\\n\t<&>\x7f'}, max_tokens=16, stream=True),
+    chat(
+        "chat streams the adapter's logprobs", model=ADAPTER, logprobs=True, top_logprobs=1, max_tokens=3, stream=True
+    ),
+    chat("chat streams to the number of least tokens", min_tokens=6, stop=["."], max_tokens=8, stream=True),
+    chat("chat streams if stream is one", 'vLLM takes 1 and "true" for true', stream=1, max_tokens=3),
+    chat("chat answers if stream is the word false", stream="false", max_tokens=3),
+    chat("chat takes an empty model name", model="", max_tokens=3),
+    chat(
+        "chat takes a developer's message",
+        max_tokens=4,
+        messages=[{"role": "developer", "content": "Be terse."}, *says("Say one.")],
+    ),
+    Request("chat takes nulls for what is optional", CHAT, BODY | NULLS),
+    Request(
+        "chat takes JSON with a character set", CHAT, BODY, headers={"content-type": "application/json; charset=utf-8"}
+    ),
+    Request("chat takes a query it has no use for", f"{CHAT}?a=b", BODY),
+    complete("completion ends at once", logit_bias={"2": 100}, echo=True),
+    complete("completion streams an answer that ends at once", logit_bias={"2": 100}, stream=True),
+    complete("completion streams the echo with logprobs", echo=True, logprobs=1, max_tokens=2, stream=True),
+    complete("completion streams the score of its prompt alone", echo=True, logprobs=1, max_tokens=0, stream=True),
+    complete("completion streams n answers", n=2, temperature=0.8, seed=3, max_tokens=5, stream=True),
+    complete("completion streams more than ASCII", structured_outputs={"choice": ["日本 🍱"]}, stream=True),
+)
+
 OTHER_ROUTES = (
     Request("models are listed", "/v1/models", method="GET"),
     Request("one model is shown", f"/v1/models/{BASE}", method="GET"),

@@ -76,7 +76,7 @@ def _plain_words(reply: Reply) -> Reply | None:
         return None
     missing = "'type': 'missing'" in error["message"].splitlines()[1]
     code = "missing_field" if missing else "invalid_value"
-    return refusal(reply.status, TYPES[400], code, NO_VALUE, error["param"].removeprefix("body."))
+    return refusal(reply.status, TYPES[400], code, NO_VALUE, (error["param"] or "").removeprefix("body."))
 
 
 def _late_validation(reply: Reply) -> Reply | None:
@@ -167,7 +167,7 @@ DECLARED = (
     Declared(
         "status-before-stream",
         "A stream that the engine refuses gets the refusal's status; vLLM says 200, an error event, `[DONE]`.",
-        "The SDKs raise on a status; an error event after 200 looks like an answer that was cut, and is retried.",
+        "Programs, gateways and dashboards decide by the status: after 200 a refusal is counted as an answer.",
         _status_before_stream,
     ),
     Declared(
@@ -186,14 +186,17 @@ DECLARED = (
     ),
     Declared(
         "invalid-json",
-        "A body that is no JSON object is refused with `invalid_json` and a plain sentence.",
-        "vLLM has three answers to it, one without an error object; none has a code to act on.",
+        "A body that is no JSON object, or no text, is refused with `invalid_json` and a plain sentence.",
+        "vLLM has several answers, some without an error object; none has a code to act on.",
         _invalid_json,
         (
             "a body that is not JSON is refused",
             "an empty body is refused",
             "a body that is not an object is refused",
             "a body that is not UTF-8 is refused",
+            "a body that is nested too deep is refused",
+            "a number that JSON does not have is refused",
+            "half a character is refused",
         ),
     ),
     Declared(
@@ -201,7 +204,11 @@ DECLARED = (
         "A body that does not say it is JSON is refused with 415; vLLM says 400.",
         "415 is what HTTP has for it, and what a gateway tells apart.",
         _unsupported_media_type,
-        ("a body that does not say it is JSON is refused", "JSON that says it is text is refused"),
+        (
+            "a body that does not say it is JSON is refused",
+            "JSON of another kind is refused",
+            "JSON that says it is text is refused",
+        ),
     ),
     Declared(
         "model-not-found",

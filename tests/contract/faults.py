@@ -5,10 +5,14 @@ A fault in a stream is named as such: the engine finds some of them only after a
 
 from __future__ import annotations
 
+import json
+
 from tests.contract.corpus import (
+    BODY,
     CHAT,
     CHATS,
     COMPLETION_REQUESTS,
+    EDGES,
     NAMED_TOOL,
     OTHER_ROUTES,
     TOO_LONG,
@@ -28,10 +32,25 @@ FAULTS = (
     Request("an empty body is refused", CHAT, raw=b"", headers=_JSON),
     Request("a body that is not an object is refused", CHAT, raw=b"[1, 2]", headers=_JSON),
     Request("a body that is not UTF-8 is refused", CHAT, raw=b'{"model": "\xff"}', headers=_JSON),
+    Request("a body that is nested too deep is refused", CHAT, raw=b"[" * 100_000, headers=_JSON),
+    Request(
+        "a number that JSON does not have is refused",
+        CHAT,
+        headers=_JSON,
+        raw=json.dumps(BODY | {"top_p": float("nan")}).encode(),
+    ),
+    Request(
+        "a number beyond all bounds is refused",
+        CHAT,
+        headers=_JSON,
+        raw=json.dumps(BODY).replace(": 4", ": 1e999").encode(),
+    ),
+    Request("half a character is refused", CHAT, BODY | {"messages": says("\ud83c")}),
     Request(
         "a body that does not say it is JSON is refused", CHAT, raw=b"hello", headers={"content-type": "text/plain"}
     ),
-    Request("JSON that says it is text is refused", CHAT, chat("").body, headers={"content-type": "text/plain"}),
+    Request("JSON of another kind is refused", CHAT, BODY, headers={"content-type": "application/vnd.api+json"}),
+    Request("JSON that says it is text is refused", CHAT, BODY, headers={"content-type": "text/plain"}),
     chat("chat without messages is refused", messages=None),
     chat("chat with an empty list of messages is refused", messages=[]),
     chat("chat with text for messages is refused", messages="hello"),
@@ -110,6 +129,11 @@ FAULTS = (
     chat("chat with a privileged field is refused", priority=3),
     chat("chat with its own template is refused", chat_template="{{ messages }}"),
     chat("chat with its own cache salt is refused", cache_salt="mine"),
+    chat("chat with a seed beyond all bounds is refused", seed=2**70),
+    chat("chat with logprobs that is a number is refused", logprobs=5),
+    chat("a stream with text for n is refused", n="two", stream=True),
+    complete("completion with max_tokens of zero is refused", max_tokens=0),
+    complete("a stream with negative max_tokens is refused", max_tokens=-1, stream=True),
     complete("completion with an empty prompt is refused", prompt=""),
     complete("completion with an empty list of prompts is refused", prompt=[]),
     complete("completion without a prompt is refused", prompt=None),
@@ -126,4 +150,4 @@ FAULTS = (
     complete("completion with stream options but no stream is refused", stream_options={"include_usage": True}),
 )
 
-REQUESTS = (*CHATS, *COMPLETION_REQUESTS, *OTHER_ROUTES, *FAULTS)
+REQUESTS = (*CHATS, *COMPLETION_REQUESTS, *EDGES, *OTHER_ROUTES, *FAULTS)
