@@ -10,7 +10,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from conftest import fields
+from tests.unit.conftest import fields
 from jubako.errors import StartupFault
 from jubako.release import catalogue
 from jubako.release.manifest import Manifest, dump, load

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from conftest import model_files, write
+from tests.unit.conftest import model_files, write
 
 
 def _run(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from conftest import adapter_files, fields, model_files, pins, write
+from tests.unit.conftest import adapter_files, fields, model_files, pins, write
 from jubako.errors import StartupFault
 from jubako.release import authoring, folder, hub, package, sources, staging
 from jubako.release.manifest import HubSource, Manifest, PackageSource

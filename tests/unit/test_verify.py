@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import model_files
+from tests.unit.conftest import model_files
 from jubako.errors import StartupFault
 from jubako.release import digests
 from jubako.release.manifest import Manifest
