@@ -119,12 +119,14 @@ class Exchange:
         # Set before the first await: the keep-alive task looks at it.
         self.reply_started = True
         self.status = status
+        self.writing_since = self.last_write_at = time.monotonic()
         elapsed_ms = round((time.monotonic() - self.started_at) * 1000)
         common: problems.Headers = [
             (b"x-request-id", self.request_id.encode()),
             (b"openai-processing-ms", str(elapsed_ms).encode()),
         ]
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *common]})
+        self.writing_since = 0.0
 
     async def _write(self, body: bytes, *, more: bool) -> None:
         self.writing_since = self.last_write_at = time.monotonic()
