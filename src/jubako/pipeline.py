@@ -21,6 +21,7 @@ from jubako.errors import ClientGone, InternalError, Refusal
 from jubako.gate.authentication import KeyAuthenticator
 from jubako.life import Lease, Life
 from jubako.settings import LimitSettings, StreamSettings
+from jubako.telemetry import logs
 from jubako.vocabulary import Call, Document, Outcome, Principal, Route
 
 logger = logging.getLogger(__name__)
@@ -64,10 +65,10 @@ class Pipeline:
                     outcome = Outcome.CANCELLED
             except Exception as error:  # noqa: BLE001 - the last line of defence: the caller gets a status, the log gets the place
                 outcome, code = Outcome.FAILED, "internal_error"
-                logger.error(  # noqa: TRY400 - a traceback would quote the message, and with it perhaps a prompt
+                logger.error(
                     "request %s failed: %s",
                     exchange.request_id,
-                    _place(error),
+                    logs.place(error),
                 )
                 await _tell(exchange, lease, InternalError("The server had an internal error."))
         requests_log.info(
@@ -151,14 +152,3 @@ def _outcome(exchange: Exchange, refusal: Refusal) -> Outcome:
     if refusal.status == 504:  # noqa: PLR2004 - the status is the definition
         return Outcome.DEADLINE
     return Outcome.REFUSED if refusal.status < 500 or not exchange.reply_started else Outcome.FAILED  # noqa: PLR2004
-
-
-def _place(error: BaseException) -> str:
-    """Type and place of an error, without its message: messages may quote prompts."""
-    frames = []
-    trace = error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        frames.append(f"{code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno}")
-        trace = trace.tb_next
-    return f"{type(error).__name__} at {' < '.join(reversed(frames[-4:]))}"

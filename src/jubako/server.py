@@ -75,8 +75,26 @@ class Server:
         # starts it again. BentoML respawns for ever unless it believes to be in a container.
         os.environ.setdefault("BENTOML_CONTAINERIZED", "1")
         engine_options.check(self.settings.engine_options, self.settings.profile.environment)
+        self._check_release()
         read_key(self.settings.key_file)
         verify.verify(self.manifest, bundle.model_root(self.manifest))
+
+    def _check_release(self) -> None:
+        """What the manifest says beyond its files: may it be served, by this engine, and can it be shown right."""
+        manifest = self.manifest
+        if manifest.licence.decision == "refused":
+            raise StartupFault(f"release {manifest.reference}: its licence was refused: {manifest.licence.reason}")
+        if not manifest.smoke:
+            raise StartupFault(f"release {manifest.reference}: it has no smoke prompts; make a version that has some")
+        engine = engine_options.installed_version()
+        if engine != manifest.engine.version:
+            raise StartupFault(
+                f"release {manifest.reference}: it is for vLLM {manifest.engine.version}, and {engine} is installed; "
+                "install that version, or make a release version for this one"
+            )
+        tested = manifest.engine.options.get(self.settings.server.engine.profile)
+        if tested != self.settings.engine_digest:
+            sys.stderr.write("jubako: the engine options are not those that the release was made with\n")
 
     def check_or_exit(self) -> None:
         """`check`, ending the process with its message and exit status 1 on a fault."""
