@@ -51,8 +51,7 @@ class Jubako:
 
     model = PinnedModel.of(server.manifest)
 
-    @staticmethod
-    @bentoml.on_deployment
+    @bentoml.on_deployment  # makes it static; under @staticmethod BentoML would not find it
     def check() -> None:
         """Verify everything before the socket opens."""
         server.check_or_exit()

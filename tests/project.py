@@ -27,7 +27,7 @@ READY_SECONDS = 300.0
 END_SECONDS = 60.0
 POLL_SECONDS = 0.1
 MARK = "JUBAKO_TEST_MARK"
-"""An environment variable that every process of one server inherits, so that each can be found whoever its parent is."""
+"""An environment variable that every process of one server inherits, so that orphans are found too."""
 
 
 def until(condition: Callable[[], object], what: str, seconds: float = END_SECONDS) -> None:
@@ -79,7 +79,7 @@ class Project:
     def serving(
         self, command: Sequence[str] | None = None, *, prefix: Sequence[str] = (), port: int | None = None
     ) -> Iterator[Served]:
-        """Start the server (`jubako serve` unless `command` says otherwise); whatever is left of it at the end is killed."""
+        """Start the server (`jubako serve` unless `command` says otherwise); what is left at the end is killed."""
         port = port or free_port()
         command = command or [sys.executable, "-m", "jubako.cli", "serve", "--port", str(port)]
         mark = uuid.uuid4().hex
@@ -195,4 +195,4 @@ def _lives(process: psutil.Process) -> bool:
 
 def shared_memory() -> frozenset[str]:
     """The names in /dev/shm."""
-    return frozenset(os.listdir("/dev/shm"))
+    return frozenset(entry.name for entry in Path("/dev/shm").iterdir())

@@ -28,11 +28,11 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 class LateGroup(click.Group):
     """A group that knows its commands by name and imports one when it is asked for."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """The names, without importing anything."""
         return sorted(COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """The command of that name, imported now."""
         if cmd_name not in COMMANDS:
             return None

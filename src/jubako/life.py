@@ -86,7 +86,7 @@ class Life:
             raise engine_lost()
 
     def explain(self, refusal: Refusal) -> Refusal:
-        """`refusal` as the caller should hear it: an engine that is gone while the server drains is the drain's doing."""
+        """`refusal` as the caller should hear it: an engine that goes while the server drains went because of that."""
         draining = self._readiness.phase is Phase.DRAINING
         return shutting_down() if draining and refusal.code == "engine_unavailable" else refusal
 

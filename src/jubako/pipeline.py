@@ -21,6 +21,7 @@ from jubako.errors import ClientGone, InternalError, Refusal
 from jubako.gate.authentication import KeyAuthenticator
 from jubako.life import Lease, Life
 from jubako.settings import LimitSettings, StreamSettings
+from jubako.telemetry import logs
 from jubako.vocabulary import Call, Document, Outcome, Principal, Route
 
 logger = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class Pipeline:
             return Outcome.CANCELLED, ""
         if isinstance(refusal, InternalError):
             # Not with a traceback: it would quote the message, and with it perhaps a prompt.
-            logger.error("request %s failed: %s", exchange.request_id, _place(error.__cause__ or error))
+            logger.error("request %s failed: %s", exchange.request_id, logs.place(error.__cause__ or error))
         await self._tell(exchange, lease, refusal)
         return outcome, refusal.code
 
@@ -158,14 +159,3 @@ def _outcome(exchange: Exchange, refusal: Refusal) -> Outcome:
     if isinstance(refusal, InternalError):
         return Outcome.FAILED
     return Outcome.REFUSED if refusal.status < 500 or not exchange.reply_started else Outcome.FAILED  # noqa: PLR2004
-
-
-def _place(error: BaseException) -> str:
-    """Type and place of an error, without its message: messages may quote prompts."""
-    frames = []
-    trace = error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        frames.append(f"{code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno}")
-        trace = trace.tb_next
-    return f"{type(error).__name__} at {' < '.join(reversed(frames[-4:]))}"

@@ -19,7 +19,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from jubako import processes, settings, smoke
@@ -75,11 +75,30 @@ class Server:
         # starts it again. BentoML respawns for ever unless it believes to be in a container.
         os.environ.setdefault("BENTOML_CONTAINERIZED", "1")
         engine_options.check(self.settings.engine_options, self.settings.profile.environment)
+        self._check_release()
         read_key(self.settings.key_file)
         verify.verify(self.manifest, bundle.model_root(self.manifest))
 
+    def _check_release(self) -> None:
+        """What the manifest says beyond its files: may it be served, by this engine, and can it be shown right."""
+        manifest = self.manifest
+        if manifest.licence.decision == "refused":
+            raise StartupFault(f"release {manifest.reference}: its licence was refused: {manifest.licence.reason}")
+        if not manifest.smoke:
+            raise StartupFault(f"release {manifest.reference}: it has no smoke prompts; make a version that has some")
+        engine = engine_options.installed_version()
+        if engine != manifest.engine.version:
+            raise StartupFault(
+                f"release {manifest.reference}: it is for vLLM {manifest.engine.version}, and {engine} is installed; "
+                "install that version, or make a release version for this one"
+            )
+        tested = manifest.engine.options.get(self.settings.server.engine.profile)
+        if tested != self.settings.engine_digest:
+            sys.stderr.write("jubako: the engine options are not those that the release was made with\n")
+
     def check_or_exit(self) -> None:
         """`check`, ending the process with its message and exit status 1 on a fault."""
+        sys.excepthook = _tell_the_worker_ended
         try:
             self.check()
         except StartupFault as fault:
@@ -91,9 +110,7 @@ class Server:
         """Begin the start and return, so that probes are answered meanwhile."""
         logs.configure()
         processes.die_with_parent()
-        # A group of its own, so that Ctrl-C in a terminal reaches the arbiter alone and becomes a SIGTERM here; given
-        # to all at once it would kill the engine's processes under the streams that the drain waits for.
-        os.setpgid(0, 0)
+        processes.leave_a_warden()
         self._life = Life()
         self._catch_signals()
         self._running = asyncio.create_task(self._run(self._life), name="server-run")
@@ -237,6 +254,14 @@ class Server:
         if self._life is None:
             raise RuntimeError("the server has not been started")
         return self._life
+
+
+def _tell_the_worker_ended(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """In the arbiter: one line where BentoML's supervisor would print a traceback of its own frames."""
+    if isinstance(error, RuntimeError) and "No active process" in str(error):
+        sys.stderr.write("jubako: the worker has ended, and the server with it. The reason is above.\n")
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def ready_message(address: str, key_file: Path, alias: str) -> str:

@@ -6,6 +6,8 @@ Knows nothing of what the settings are used for.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -88,6 +90,12 @@ class EngineProfile(_Section):
     environment: dict[str, str | int | float | bool]
     options: dict[str, Any]
 
+    @property
+    def digest(self) -> str:
+        """sha256 of the profile's canonical form: JSON with sorted keys and no whitespace."""
+        canonical = json.dumps(self.model_dump(), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
 
 class Settings(BaseModel):
     """Everything that was read, with the profile merged and relative paths made absolute."""
@@ -119,6 +127,11 @@ class Settings(BaseModel):
         """The profile's options with the single ones on top."""
         return {**self.profile.options, **self.server.engine.options}
 
+    @property
+    def engine_digest(self) -> str:
+        """The digest of the profile as it is in force, single options included."""
+        return self.profile.model_copy(update={"options": self.engine_options}).digest
+
 
 def load(root: Path, environment: Mapping[str, str] | None = None) -> Settings:
     """Read and check all settings under `root`, the folder that holds `configuration/`.
@@ -148,6 +161,11 @@ def load(root: Path, environment: Mapping[str, str] | None = None) -> Settings:
     return Settings(root=root, server=server, profile=_profile(root, server.engine.profile))
 
 
+def profiles(configuration: Path) -> dict[str, EngineProfile]:
+    """Every engine profile below `configuration`, by name."""
+    return {path.stem: _read_profile(path) for path in sorted((configuration / "engines").glob("*.yaml"))}
+
+
 def _profile(root: Path, name: str) -> EngineProfile:
     folder = root / "configuration" / "engines"
     path = folder / f"{name}.yaml"
@@ -156,6 +174,10 @@ def _profile(root: Path, name: str) -> EngineProfile:
         near = documents.nearest(name, known)
         hint = f"; did you mean {near}?" if near else ""
         raise StartupFault(f"engine.profile: no file {path}; profiles here: {', '.join(known) or 'none'}{hint}")
+    return _read_profile(path)
+
+
+def _read_profile(path: Path) -> EngineProfile:
     document = documents.read(path)
     try:
         return EngineProfile.model_validate(document.data)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 from pydantic import ValidationError
-
 from tests.unit.conftest import fields
+
 from jubako.errors import StartupFault
 from jubako.release import catalogue
 from jubako.release.manifest import Manifest, dump, load

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.unit.conftest import adapter_files, fields, model_files, pins, write
+
 from jubako.errors import StartupFault
 from jubako.release import authoring, folder, hub, package, sources, staging
 from jubako.release.manifest import HubSource, Manifest, PackageSource
@@ -64,7 +64,7 @@ def hub_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
                 tag = hashlib.sha256(content or b"").hexdigest()
                 self._send(content, {"X-Repo-Commit": COMMIT, "ETag": f'"{tag}"'})
 
-        do_HEAD = do_GET
+        do_HEAD = do_GET  # noqa: N815
 
         def _send(self, body: bytes | None, headers: dict[str, str]) -> None:
             self.send_response(200 if body is not None else 404)
@@ -150,7 +150,7 @@ def test_bytes_other_than_the_hub_declares_are_refused(hub_server: Hub, tmp_path
 def test_a_pickle_that_is_named_safetensors_is_refused(hub_server: Hub, tmp_path: Path) -> None:
     """Names are not believed."""
     hub_server.files["model.safetensors"] = b"\x80\x04\x95" + b"x" * 100
-    with pytest.raises(StartupFault, match="model.safetensors: not a safetensors file"):
+    with pytest.raises(StartupFault, match=r"model\.safetensors: not a safetensors file"):
         _fetch(tmp_path)
 
 
@@ -227,7 +227,7 @@ def test_a_folder_with_a_pipe_is_refused(tmp_path: Path) -> None:
     source = write(tmp_path / "files", model_files())
     (source / "merges.txt").unlink(missing_ok=True)
     os.mkfifo(source / "merges.txt")
-    with pytest.raises(StartupFault, match="merges.txt: not a regular file"):
+    with pytest.raises(StartupFault, match=r"merges\.txt: not a regular file"):
         folder.fetch(source, "model", tmp_path / "into")
 
 

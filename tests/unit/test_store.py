@@ -53,7 +53,7 @@ def test_wrong_files_are_never_stored(store_home: Path, manifest: Manifest, lay_
     with staging.staging(bundle.staging_folder()) as work:
         root = lay_out(work / "release")
         (root / "model/tokenizer.json").write_bytes(b"x" * 18)
-        with pytest.raises(StartupFault, match="model/tokenizer.json: expected sha256"):
+        with pytest.raises(StartupFault, match=r"model/tokenizer\.json: expected sha256"):
             bundle.store(manifest, root)
     assert not bundle.is_stored(manifest)
 

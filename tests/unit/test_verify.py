@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-
 from tests.unit.conftest import model_files
+
 from jubako.errors import StartupFault
 from jubako.release import digests
 from jubako.release.manifest import Manifest
@@ -99,10 +100,10 @@ def test_a_read_error_is_told(
     """An error of the operating system while opening becomes a line with its reason."""
     real = os.open
 
-    def failing(path: object, *rest: object, **named: object) -> int:
+    def failing(path: str, *rest: Any, **named: Any) -> int:
         if str(path).endswith("config.json"):
             raise PermissionError(13, "Permission denied")
-        return real(path, *rest, **named)  # type: ignore[call-overload, no-any-return]
+        return real(path, *rest, **named)
 
     root = lay_out(tmp_path)
     monkeypatch.setattr(os, "open", failing)

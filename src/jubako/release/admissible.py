@@ -26,6 +26,8 @@ MODEL_NAMES = (
 )  # fmt: skip
 ADAPTER_NAMES = ("adapter_config.json", "adapter_model.safetensors")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5", ".joblib", ".npz", ".nemo")
+NAMES_TOLD = 5
+EMPTY_OBJECT_BYTES = 2
 SIZE_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000
 """The safetensors format's own bound on its header."""
@@ -115,7 +117,7 @@ def _is_safetensors(path: Path) -> bool:
         if len(head) < SIZE_BYTES:
             return False
         (length,) = struct.unpack("<Q", head)
-        if not 2 <= length <= min(MAX_HEADER_BYTES, path.stat().st_size - SIZE_BYTES):
+        if not EMPTY_OBJECT_BYTES <= length <= min(MAX_HEADER_BYTES, path.stat().st_size - SIZE_BYTES):
             return False
         try:
             return isinstance(json.loads(file.read(length)), dict)
@@ -124,4 +126,5 @@ def _is_safetensors(path: Path) -> bool:
 
 
 def _list(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    more = len(names) - NAMES_TOLD
+    return ", ".join(names[:NAMES_TOLD]) + (f" and {more} more" if more > 0 else "")

@@ -10,8 +10,8 @@ import hashlib
 import importlib.metadata
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,11 @@ class Draft:
     smoke: Path | None = None
     predecessor: str | None = None
     engine_version: str | None = None
+    engine_options: Mapping[str, str] = field(default_factory=dict)
+    """Engine profile -> digest of its options, as they are at this time."""
+    chat_template: str | None = None
+    tool_call_parser: str | None = None
+    reasoning_parser: str | None = None
 
 
 def from_hub(text: str) -> Origin:
@@ -91,7 +96,7 @@ def author(draft: Draft, work: Path) -> tuple[Manifest, Path]:
         how = Conversion.model_validate(
             {"from": "gguf", "tool": "transformers", "tool_version": conversion.tool_version(), "dtype": draft.dtype}
         )
-    sources.fetch(draft.origin.source, how, "model", root / "model", work, draft.origin.folder)
+    sources.fetch(draft.origin.source, how, "model", root / "model", work, local=draft.origin.folder)
     adapters = [_adapter(alias, origin, root / "adapters" / alias, work) for alias, origin in draft.adapters]
     files = sources.pin(root / "model")
     fields = {
@@ -105,9 +110,15 @@ def author(draft: Draft, work: Path) -> tuple[Manifest, Path]:
         **_described(root / "model", files),
         "dtype": draft.dtype,
         "licence": {"spdx": draft.licence, "decision": "approved", "reason": draft.licence_reason},
-        "engine": {"version": draft.engine_version or _engine_version()},
+        "engine": {"version": draft.engine_version or _engine_version(), "options": dict(draft.engine_options)},
         "adapters": adapters,
         "smoke": smoke,
+        "serving": {
+            "chat_template": draft.chat_template,
+            "tool_call_parser": draft.tool_call_parser,
+            "enable_auto_tool_choice": draft.tool_call_parser is not None,
+            "reasoning_parser": draft.reasoning_parser,
+        },
         "predecessor": draft.predecessor,
     }
     try:
@@ -144,7 +155,7 @@ def _adapter(alias: str, origin: Origin, into: Path, work: Path) -> dict[str, An
         raise StartupFault(f"adapter alias {alias!r} is given twice")
     if isinstance(origin.source, PackageSource):
         raise StartupFault(f"adapter {alias}: adapters come from the hub or a folder")
-    sources.fetch(origin.source, None, "adapter", into, work, origin.folder)
+    sources.fetch(origin.source, None, "adapter", into, work, local=origin.folder)
     rank = _json(into / "adapter_config.json").get("r")
     return {
         "alias": alias,

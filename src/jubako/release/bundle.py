@@ -28,7 +28,7 @@ DESCRIPTION = "model.yaml"
 
 
 @attrs.frozen
-class PinnedModel(BentoModel):  # type: ignore[misc]
+class PinnedModel(BentoModel):
     """A model of the local store and of nowhere else: BentoML's own class asks a remote store for what is missing."""
 
     release: str = attrs.field(default="", kw_only=True)

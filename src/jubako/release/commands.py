@@ -13,25 +13,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from jubako import settings
 from jubako.errors import StartupFault
 
 if TYPE_CHECKING:
     from jubako.release.authoring import Draft, Origin
     from jubako.release.manifest import Manifest
 
-DefaultRelease = Callable[[Path], str | None]
 
-
-def only_release(configuration: Path) -> str | None:
-    """The release that is meant where there is but one."""
+def default_release(configuration: Path) -> str | None:
+    """The release that is meant when none is named: that of the settings, or the only one where there are none."""
     from jubako.release import catalogue
 
     known = catalogue.references(configuration)
+    if (configuration / "server.yaml").is_file():
+        chosen = settings.load(configuration.resolve().parent).server.release
+        return f"{chosen.name}/{chosen.version}"
     return known[0] if len(known) == 1 else None
 
-
-default_release: DefaultRelease = only_release
-"""Which release is meant when none is named; the settings replace it."""
 
 configuration_option = click.option(
     "--configuration", type=click.Path(file_okay=False, path_type=Path), default=Path("configuration"),
@@ -61,6 +60,9 @@ def release() -> None:
 @click.option("--smoke", type=click.Path(path_type=Path), help="A YAML list of prompts with expected answers.")
 @click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16", show_default=True)
 @click.option("--predecessor", metavar="NAME/VERSION", help="The release this one replaces.")
+@click.option("--chat-template", metavar="FILE", help="Which of the pinned files is the chat template.")
+@click.option("--tool-call-parser", metavar="NAME", help="How vLLM reads this model's tool calls.")
+@click.option("--reasoning-parser", metavar="NAME", help="How vLLM reads this model's reasoning.")
 @click.option("--engine-version", help="The vLLM version it is for.  [default: the installed one]")
 @configuration_option
 def create(configuration: Path, **options: object) -> None:
@@ -70,7 +72,10 @@ def create(configuration: Path, **options: object) -> None:
     path = catalogue.manifest_path(configuration, f"{options['name']}/{options['version']}")
     if path.exists():
         raise StartupFault(catalogue.existing(path))
+    options["engine_options"] = {name: one.digest for name, one in settings.profiles(configuration).items()}
     draft = _draft(options)
+    if draft.smoke is None:
+        click.echo("no --smoke prompts: the release cannot be served, as nothing shows that it answers right", err=True)
     with staging.staging(bundle.staging_folder()) as work:
         manifest, folder = authoring.author(draft, work)
         _store(bundle.store, manifest, folder)

@@ -41,7 +41,7 @@ def of_file(path: Path, progress: Progress = ignore) -> Digest:
     try:
         # O_NONBLOCK: opening a pipe that nobody writes to would wait for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb", buffering=0) as file:
+        with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123 - a descriptor, opened with flags of our own
             before = os.fstat(descriptor)
             if not stat.S_ISREG(before.st_mode):
                 raise Unreadable("not a regular file")

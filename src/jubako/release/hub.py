@@ -97,8 +97,8 @@ def _compare(folder: Path, siblings: list[RepoSibling], whence: str) -> None:
             continue
         path.unlink(missing_ok=True)
     if faults:
-        raise StartupFault("\n".join(f"{whence}: {fault}" for fault in faults) + "\nRun the command again; if it stays, "
-                           "something between this machine and the hub alters files.")  # fmt: skip
+        advice = "Run the command again; if it stays, something between this machine and the hub alters files."
+        raise StartupFault("\n".join([*(f"{whence}: {fault}" for fault in faults), advice]))
 
 
 def _git_blob_id(path: Path) -> str:
@@ -124,9 +124,9 @@ def _hub() -> HfApi:
 
 def _reporting_to(advance: digests.Progress) -> Any:
     """A stand-in for the hub library's progress bar that only tells us how many bytes came."""
-    from tqdm import tqdm  # type: ignore[import-untyped]
+    from tqdm import tqdm
 
-    class Silent(tqdm):  # type: ignore[misc]
+    class Silent(tqdm):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             kwargs.pop("name", None)
             super().__init__(*args, **(kwargs | {"disable": True}))

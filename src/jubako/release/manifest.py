@@ -111,7 +111,7 @@ class Adapter(_Record):
     files: Annotated[tuple[PinnedFile, ...], Field(min_length=1)]
     rank: Annotated[int, Field(ge=1)] | None = None
 
-    _files = field_validator("files")(lambda files: _sorted_unique(files))
+    _files = field_validator("files")(lambda files: _sorted_unique(files))  # noqa: PLW0108 - defined below
 
 
 class Message(_Record):
@@ -177,7 +177,7 @@ class Manifest(_Record):
     predecessor: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][-._a-z0-9]*/[a-z0-9][-._a-z0-9]*$")] | None = None
     serving: Serving = Serving()
 
-    _files = field_validator("files")(lambda files: _sorted_unique(files))
+    _files = field_validator("files")(lambda files: _sorted_unique(files))  # noqa: PLW0108 - defined below
 
     @model_validator(mode="after")
     def _consistent(self) -> Manifest:

@@ -20,7 +20,7 @@ MODEL = "model"
 
 
 def fetch(
-    source: Source, how: Conversion | None, kind: admissible.Kind, into: Path, work: Path, local: Path | None
+    source: Source, how: Conversion | None, kind: admissible.Kind, into: Path, work: Path, *, local: Path | None
 ) -> None:
     """Put the files of `source` into the new folder `into`, converted if `how` says so; modes 0644 and 0755.
 
@@ -84,10 +84,10 @@ def rebuild(manifest: Manifest, work: Path, local: Mapping[str, Path] | None = N
     local = local or {}
     root = work / "release"
     staging.require_space(work, manifest.size_bytes)
-    fetch(manifest.source, manifest.conversion, "model", root / "model", work, local.get(MODEL))
+    fetch(manifest.source, manifest.conversion, "model", root / "model", work, local=local.get(MODEL))
     for adapter in manifest.adapters:
         target = root / "adapters" / adapter.alias
-        fetch(adapter.source, None, "adapter", target, work, local.get(adapter.alias))
+        fetch(adapter.source, None, "adapter", target, work, local=local.get(adapter.alias))
     differences = [
         f"  {part}/{line}" for part, pins in manifest.layout().items() for line in _differences(pins, pin(root / part))
     ]

@@ -88,7 +88,7 @@ def progress(label: str, total: int, unit: str = "B") -> Iterator[Progress]:
         print(f"{label}{size}", file=sys.stderr, flush=True)
         yield lambda _: None
         return
-    from tqdm import tqdm  # type: ignore[import-untyped]
+    from tqdm import tqdm
 
     lock = threading.Lock()
     with tqdm(total=total or None, desc=label, unit=unit, unit_scale=unit == "B", file=sys.stderr) as bar:

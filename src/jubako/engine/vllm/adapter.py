@@ -20,6 +20,7 @@ from jubako.engine.vllm import faults
 from jubako.engine.vllm.launch import Launched, launch
 from jubako.engine.vllm.llm import Generation, current_generation
 from jubako.errors import InternalError, NotFound, Refusal, Unavailable
+from jubako.telemetry import logs
 from jubako.vocabulary import Call, Document, Reply, Route, ServedRelease, Stream
 
 _ERROR_EVENT = 'data: {"error"'
@@ -42,6 +43,8 @@ class VllmEngine:
         self._launched = await launch(self._release, self._options, self._shutdown_timeout_seconds)
         # Environment look-ups are 9% of what a streamed token costs; after the start nothing changes them.
         enable_envs_cache()
+        # While it starts, tracebacks are welcome; from now on they could quote a request.
+        logs.keep_content_out("vllm")
 
     @property
     def _running(self) -> Launched:
@@ -147,7 +150,7 @@ class VllmEngine:
         return VitalSigns(alive=not self._launched.llm.errored, unfinished=unfinished, last_step_at=last_step_at)
 
     def end_expected(self) -> None:
-        """See the port. SIGTERM reaches the engine's process too; idle, it ends at once, and vLLM logs that as an error."""
+        """See the port. SIGTERM reaches the engine's process too; idle, it ends at once: to vLLM that is an error."""
         logging.getLogger("vllm.v1.engine.async_llm").addFilter(
             lambda record: "output_handler" not in record.getMessage()
         )

@@ -67,6 +67,7 @@ def from_validation(error: ValidationError) -> InvalidRequest:
 
 
 def _invalid(message: str, param: str | None) -> InvalidRequest:
+    message = message.strip()
     too_long = "maximum context length" in message or "max_model_len" in message or "maximum model length" in message
     code = "context_length_exceeded" if too_long else "invalid_value"
     return InvalidRequest(message, code=code, param=param)
