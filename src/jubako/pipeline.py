@@ -104,7 +104,7 @@ class Pipeline:
         else:
             body = await exchange.body(limit_bytes=self.limits.body_bytes, limit_seconds=self.limits.body_seconds)
             fields = protocol.parse(body, exchange.header("content-type"))
-            await self._generate(exchange, lease, Call(match.route, exchange.request_id, fields, principal))
+            await self._generate(exchange, lease, Call(match.route, exchange.unique_id, fields, principal))
 
     async def _generate(self, exchange: Exchange, lease: Lease, call: Call) -> None:
         watch = asyncio.create_task(_interrupt_when_gone(exchange, lease), name="client-watch")
@@ -144,7 +144,9 @@ def _whole(reply: object) -> Document:
 
 async def _interrupt_when_gone(exchange: Exchange, lease: Lease) -> None:
     await exchange.gone()
-    lease.interrupt(ClientGone())
+    # After the reply's end, that is how an ASGI server says so: nothing is left to interrupt.
+    if not exchange.reply_ended:
+        lease.interrupt(ClientGone())
 
 
 def _uncancel() -> None:
