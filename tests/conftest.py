@@ -46,6 +46,8 @@ def adapted_project(
     engine = {"ENABLE_AUTO_TOOL_CHOICE": "true", "TOOL_CALL_PARSER": "hermes", "MAX_LORA_RANK": "8"}
     engine |= {"MAX_MODEL_LEN": str(CONTEXT_TOKENS), "MAX_NUM_SEQS": "16"}
     project.environment |= {f"JUBAKO__ENGINE__OPTIONS__{name}": value for name, value in engine.items()}
+    # Short, so that what they bound is seen within a test.
+    project.environment |= {"JUBAKO__LIMITS__BODY_SECONDS": "3", "JUBAKO__STREAM__STALLED_READER_SECONDS": "5"}
     project.environment |= {"JUBAKO__RELEASE__NAME": "adapted", "JUBAKO__RELEASE__VERSION": "'1'"}
     return project
 
