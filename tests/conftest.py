@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from jubako.release import manifest
 from tests.contract.corpus import ADAPTER, CONTEXT_TOKENS
@@ -28,17 +29,21 @@ def model_folder(demo_manifest: manifest.Manifest) -> Path:
 
 
 @pytest.fixture(scope="session")
-def adapted_project(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Project:
+def adapted_project(
+    tmp_path_factory: pytest.TempPathFactory, model_folder: Path, demo_manifest: manifest.Manifest
+) -> Project:
     """A project whose release has an adapter and whose engine knows tools, with a store of its own."""
     base = tmp_path_factory.mktemp("adapted")
     project = Project.copy_to(base / "project", {"BENTOML_HOME": str(base / "home")})
     adapter = write_adapter(model_folder, base / "adapter")
     options = ["--from-folder", str(model_folder), "--adapter", f"{ADAPTER}={adapter}", "--alias", DEMO]
+    smoke = base / "smoke.yaml"
+    smoke.write_text(yaml.safe_dump([one.model_dump(mode="json", exclude_none=True) for one in demo_manifest.smoke]))
+    options += ["--smoke", str(smoke), "--tool-call-parser", "hermes"]
     options += ["--alias", "smollm2", "--licence", "Apache-2.0", "--licence-reason", "for the tests"]
     created = project.jubako("release", "create", "adapted", "1", *options)
     assert created.returncode == 0, created.stderr
-    engine = {"ENABLE_AUTO_TOOL_CHOICE": "true", "TOOL_CALL_PARSER": "hermes", "MAX_LORA_RANK": "8"}
-    engine |= {"MAX_MODEL_LEN": str(CONTEXT_TOKENS), "MAX_NUM_SEQS": "16"}
+    engine = {"MAX_LORA_RANK": "8", "MAX_MODEL_LEN": str(CONTEXT_TOKENS), "MAX_NUM_SEQS": "16"}
     project.environment |= {f"JUBAKO__ENGINE__OPTIONS__{name}": value for name, value in engine.items()}
     project.environment |= {"JUBAKO__RELEASE__NAME": "adapted", "JUBAKO__RELEASE__VERSION": "'1'"}
     return project
