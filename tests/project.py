@@ -93,6 +93,7 @@ class Project:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
             served = Served(process, f"http://127.0.0.1:{port}", self.folder / ".jubako" / "dev.key", log, mark, before)
             try:
