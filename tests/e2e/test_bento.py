@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.project import DEMO, READY_SECONDS, REPOSITORY, Project, Served, free_port, until
 
 from jubako.gate.authentication import ensure_key
 from jubako.release import manifest as manifests
-from tests.project import DEMO, READY_SECONDS, REPOSITORY, Project, Served, free_port, until
 
 pytestmark = [
     pytest.mark.engine,
@@ -84,7 +84,7 @@ def test_no_weights_tests_or_keys_are_packed(bento: Bento) -> None:
     packed = {path.relative_to(bento.folder / "src").parts[0] for path in (bento.folder / "src").rglob("*")}
     assert {"service.py", "configuration", "jubako", "requirements"} <= packed
     assert not packed & {"tests", ".jubako", ".venv", ".git"}
-    assert not [path for path in bento.folder.rglob("*.safetensors")]
+    assert not list(bento.folder.rglob("*.safetensors"))
 
 
 def test_it_serves_elsewhere_with_loopback_only(bento: Bento, tmp_path: Path) -> None:
