@@ -137,6 +137,7 @@ class Served:
             return False
 
         until(ready, "ready", seconds)
+        self.processes()  # while all of them can still be found
         return self
 
     def wait_end(self, seconds: float = END_SECONDS) -> int:

@@ -30,7 +30,7 @@ def server(project: Project) -> Iterator[Served]:
 
 def test_sigterm_drains_and_leaves_nothing(server: Served) -> None:
     """Unready at once, new requests are refused with advice, streams in flight finish, exit 0."""
-    with streaming(server) as callers:
+    with streaming(server, max_tokens=250) as callers:
         server.terminate()
         until(lambda: models(server).status_code == 503, "new requests are refused", 5)
         refused = models(server)
@@ -92,9 +92,9 @@ def test_kill_of_the_worker_leaves_nothing(server: Served) -> None:
 
 def test_kill_of_the_arbiter_drains_the_worker(server: Served) -> None:
     """A worker without its arbiter finishes what it has and goes."""
-    with streaming(server) as callers:
+    with streaming(server, max_tokens=150) as callers:
         server.process.kill()
-    assert all(caller.completed for caller in callers)
+    assert [caller.events[-1:] for caller in callers] == [["[DONE]"]] * len(callers)
     server.assert_nothing_left()
 
 
