@@ -41,10 +41,15 @@ def adapted_project(
     smoke.write_text(yaml.safe_dump([one.model_dump(mode="json", exclude_none=True) for one in demo_manifest.smoke]))
     options += ["--smoke", str(smoke), "--tool-call-parser", "hermes"]
     options += ["--alias", "smollm2", "--licence", "Apache-2.0", "--licence-reason", "for the tests"]
+    options += ["--smoke", str(base / "smoke.yaml")]
+    prompts = [prompt.model_dump(mode="json", exclude_none=True) for prompt in demo_manifest.smoke]
+    (base / "smoke.yaml").write_text(yaml.safe_dump(prompts))
     created = project.jubako("release", "create", "adapted", "1", *options)
     assert created.returncode == 0, created.stderr
     engine = {"MAX_LORA_RANK": "8", "MAX_MODEL_LEN": str(CONTEXT_TOKENS), "MAX_NUM_SEQS": "16"}
     project.environment |= {f"JUBAKO__ENGINE__OPTIONS__{name}": value for name, value in engine.items()}
+    # Short, so that what they bound is seen within a test.
+    project.environment |= {"JUBAKO__LIMITS__BODY_SECONDS": "3", "JUBAKO__STREAM__STALLED_READER_SECONDS": "5"}
     project.environment |= {"JUBAKO__RELEASE__NAME": "adapted", "JUBAKO__RELEASE__VERSION": "'1'"}
     return project
 

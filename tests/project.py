@@ -150,6 +150,8 @@ class Served:
 
     def processes(self) -> list[psutil.Process]:
         """Every living process of this server, orphans included."""
+        if self.process.poll() is None:
+            self.seen.add(psutil.Process(self.process.pid))
         for process in psutil.process_iter():
             with suppress(psutil.Error):
                 if process.environ().get(MARK) == self.mark:

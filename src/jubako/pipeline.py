@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 from jubako.boundary import protocol, routes, sse
@@ -48,29 +48,8 @@ class Pipeline:
                 principal = self.authenticator.authenticate(exchange.header("authorization"))
                 self.life.require_ready()
                 await self._dispatch(exchange, lease, match, principal)
-            except Refusal as raised:
-                refusal = self.life.explain(raised)
-                outcome, code = _outcome(exchange, refusal), refusal.code
-                await _tell(exchange, lease, refusal)
-            except ClientGone:
-                outcome = Outcome.CANCELLED
-            except asyncio.CancelledError:
-                if lease.cause is None:
-                    raise
-                _uncancel()
-                if isinstance(lease.cause, Refusal):
-                    outcome, code = Outcome.FAILED, lease.cause.code
-                    await _tell(exchange, lease, lease.cause)
-                else:
-                    outcome = Outcome.CANCELLED
-            except Exception as error:  # noqa: BLE001 - the last line of defence: the caller gets a status, the log gets the place
-                outcome, code = Outcome.FAILED, "internal_error"
-                logger.error(
-                    "request %s failed: %s",
-                    exchange.request_id,
-                    logs.place(error),
-                )
-                await _tell(exchange, lease, InternalError("The server had an internal error."))
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the last line of defence
+                outcome, code = await self._end(exchange, lease, error)
         requests_log.info(
             "request=%s route=%s status=%d outcome=%s code=%s seconds=%.3f",
             exchange.request_id,
@@ -81,6 +60,42 @@ class Pipeline:
             time.monotonic() - exchange.started_at,
         )
 
+    async def _end(
+        self, exchange: Exchange, lease: Lease, error: Exception | asyncio.CancelledError
+    ) -> tuple[Outcome, str]:
+        """Tell the caller, if one is left, why there is no answer or no more of it; the outcome and its code."""
+        if lease.cause is not None:
+            # It stands whatever became of the cancellation on its way: vLLM's serving objects make a refusal of it.
+            _uncancel()
+            refusal, outcome = lease.cause, Outcome.FAILED
+        elif isinstance(error, asyncio.CancelledError):
+            raise error
+        elif isinstance(error, Refusal):
+            refusal = self.life.explain(error)
+            outcome = _outcome(exchange, refusal)
+        elif isinstance(error, ClientGone):
+            refusal, outcome = error, Outcome.CANCELLED
+        else:
+            refusal, outcome = InternalError("The server had an internal error."), Outcome.FAILED
+        if isinstance(refusal, ClientGone):
+            return Outcome.CANCELLED, ""
+        if isinstance(refusal, InternalError):
+            # Not with a traceback: it would quote the message, and with it perhaps a prompt.
+            logger.error("request %s failed: %s", exchange.request_id, logs.place(error.__cause__ or error))
+        await self._tell(exchange, lease, refusal)
+        return outcome, refusal.code
+
+    async def _tell(self, exchange: Exchange, lease: Lease, refusal: Refusal) -> None:
+        """Send the refusal; a caller who does not take it is not waited for longer than for any other bytes."""
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.stream.stalled_reader_seconds):
+                    await exchange.refuse(refusal)
+        except asyncio.CancelledError:
+            if lease.cause is None:
+                raise
+            _uncancel()
+
     async def _dispatch(self, exchange: Exchange, lease: Lease, match: routes.Match, principal: Principal) -> None:
         if match.route is Route.MODELS:
             await exchange.document(await self.engine.models())
@@ -89,7 +104,7 @@ class Pipeline:
         else:
             body = await exchange.body(limit_bytes=self.limits.body_bytes, limit_seconds=self.limits.body_seconds)
             fields = protocol.parse(body, exchange.header("content-type"))
-            await self._generate(exchange, lease, Call(match.route, exchange.request_id, fields, principal))
+            await self._generate(exchange, lease, Call(match.route, exchange.unique_id, fields, principal))
 
     async def _generate(self, exchange: Exchange, lease: Lease, call: Call) -> None:
         watch = asyncio.create_task(_interrupt_when_gone(exchange, lease), name="client-watch")
@@ -129,17 +144,9 @@ def _whole(reply: object) -> Document:
 
 async def _interrupt_when_gone(exchange: Exchange, lease: Lease) -> None:
     await exchange.gone()
-    lease.interrupt(ClientGone())
-
-
-async def _tell(exchange: Exchange, lease: Lease, refusal: Refusal) -> None:
-    """Send the refusal; a caller who does not take it is not waited for beyond the lease's own interruption."""
-    try:
-        await exchange.refuse(refusal)
-    except asyncio.CancelledError:
-        if lease.cause is None:
-            raise
-        _uncancel()
+    # After the reply's end, that is how an ASGI server says so: nothing is left to interrupt.
+    if not exchange.reply_ended:
+        lease.interrupt(ClientGone())
 
 
 def _uncancel() -> None:
@@ -151,4 +158,6 @@ def _uncancel() -> None:
 def _outcome(exchange: Exchange, refusal: Refusal) -> Outcome:
     if refusal.status == 504:  # noqa: PLR2004 - the status is the definition
         return Outcome.DEADLINE
+    if isinstance(refusal, InternalError):
+        return Outcome.FAILED
     return Outcome.REFUSED if refusal.status < 500 or not exchange.reply_started else Outcome.FAILED  # noqa: PLR2004

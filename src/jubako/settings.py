@@ -196,7 +196,7 @@ def _overlay(data: Any, environ: Mapping[str, str]) -> tuple[Any, dict[tuple[str
         path = tuple(part.lower() for part in variable.removeprefix(PREFIX).split("__"))
         try:
             value = yaml.safe_load(environ[variable])
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError, RecursionError):
             unreadable.append(f"environment: {variable}: the value is not YAML; quote it")
             continue
         at: Any = merged

@@ -42,12 +42,18 @@ class Exchange:
         self._headers: dict[bytes, bytes] = dict(scope["headers"])
         self.started_at = time.monotonic()
         inbound = self.header("x-request-id") or ""
-        self.request_id = inbound if _REQUEST_ID.fullmatch(inbound) else secrets.token_hex(16)
+        kept = _REQUEST_ID.fullmatch(inbound) is not None
+        self.request_id = inbound if kept else secrets.token_hex(16)
+        # Two callers may send one id: what the engine does for one must never touch the other.
+        self.unique_id = f"{inbound}-{secrets.token_hex(8)}" if kept else self.request_id
         self.reply_started = False
         self.reply_ended = False
         self.status = 0
         self.last_write_at = self.started_at
         self.writing_since = 0.0
+        self._body_unread = self.header("content-length") not in {None, "0"} or (
+            self.header("transfer-encoding") is not None
+        )
 
     def header(self, name: str) -> str | None:
         """One request header by its lower-case name, latin-1 as HTTP has it."""
@@ -74,6 +80,7 @@ class Exchange:
                         raise too_large
                     chunks.append(chunk)
                     if not message.get("more_body", False):
+                        self._body_unread = False
                         return b"".join(chunks)
         except TimeoutError:
             raise BodyTimeout(f"The request body did not arrive within {limit_seconds:g} seconds.") from None
@@ -119,12 +126,17 @@ class Exchange:
         # Set before the first await: the keep-alive task looks at it.
         self.reply_started = True
         self.status = status
+        self.writing_since = self.last_write_at = time.monotonic()
         elapsed_ms = round((time.monotonic() - self.started_at) * 1000)
         common: problems.Headers = [
             (b"x-request-id", self.request_id.encode()),
             (b"openai-processing-ms", str(elapsed_ms).encode()),
         ]
+        if self._body_unread:
+            # A body that nobody wants would be read to its end for the sake of the connection.
+            common.append((b"connection", b"close"))
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *common]})
+        self.writing_since = 0.0
 
     async def _write(self, body: bytes, *, more: bool) -> None:
         self.writing_since = self.last_write_at = time.monotonic()

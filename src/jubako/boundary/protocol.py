@@ -6,6 +6,7 @@ Knows nothing of what the fields mean to the model: types and ranges are the eng
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, NoReturn
 
 from pydantic import TypeAdapter, ValidationError
@@ -28,8 +29,6 @@ PRIVILEGED_FIELDS = frozenset(
         "vllm_xargs",
     }
 )
-
-
 _BOOLEAN = TypeAdapter(bool)
 
 
@@ -39,7 +38,7 @@ def parse(body: bytes, content_type: str | None) -> dict[str, Any]:
     if media_type != "application/json":
         raise UnsupportedMediaType("The request body must be JSON: send 'Content-Type: application/json'.")
     try:
-        document = json.loads(body, parse_constant=_not_json)
+        document = json.loads(body, parse_constant=_not_json, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         # Position only: the text around it is the caller's.
         where = f" (line {error.lineno}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
@@ -68,6 +67,12 @@ def _settle_stream(document: dict[str, Any]) -> None:
 
 def _not_json(constant: str) -> NoReturn:
     raise ValueError(constant)
+
+
+def _finite(text: str) -> float:
+    """A number too large for a float is infinity to Python, which is no JSON either."""
+    number = float(text)
+    return number if math.isfinite(number) else _not_json(text)
 
 
 def _refuse_lone_surrogates(document: dict[str, Any]) -> None:

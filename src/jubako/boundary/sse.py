@@ -40,9 +40,9 @@ async def send(
                 if not exchange.reply_started:
                     await exchange.open_stream()
                 await exchange.event(event)
+        await exchange.close_stream()
     finally:
         heartbeat.cancel()
-    await exchange.close_stream()
 
 
 async def _heartbeat(
@@ -54,13 +54,21 @@ async def _heartbeat(
         await asyncio.sleep(pause)
         now = time.monotonic()
         if exchange.writing_since:
-            if now - exchange.writing_since >= stalled_reader_seconds:
+            blocked = now - exchange.writing_since
+            if blocked >= stalled_reader_seconds:
                 on_stalled_reader()
                 return
+            pause = min(keep_alive_seconds, stalled_reader_seconds - blocked)
             continue
         silent = now - exchange.last_write_at
         if silent >= keep_alive_seconds:
-            await exchange.open_stream()
-            await exchange.event(KEEP_ALIVE)
+            try:
+                # This task is the only one that watches, so nobody would notice it blocked in a write of its own.
+                async with asyncio.timeout(stalled_reader_seconds):
+                    await exchange.open_stream()
+                    await exchange.event(KEEP_ALIVE)
+            except TimeoutError:
+                on_stalled_reader()
+                return
             silent = 0.0
         pause = min(keep_alive_seconds - silent, stalled_reader_seconds)

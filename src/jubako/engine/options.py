@@ -104,11 +104,14 @@ def known_environment() -> frozenset[str]:
 def check(options: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
     """Raise `StartupFault` for every option or variable that does not exist or is not the operator's to set."""
     faults = []
-    for name in options:
+    for name, value in options.items():
         if name in OWNED:
             faults.append(f"engine option {name}: set by Jubako ({OWNED[name]}); remove it")
         elif name not in known_options():
             faults.append(f"engine option {name}: vLLM has no such option{_hint(name, known_options())}")
+        elif isinstance(value, list) and any(isinstance(item, str) and item.startswith("-") for item in value):
+            # On vLLM's command line it would be an option of its own, perhaps one of those above.
+            faults.append(f"engine option {name}: an item must not begin with a hyphen")
     for name in environment:
         if name in REFUSED_ENVIRONMENT:
             faults.append(f"engine environment {name}: refused ({REFUSED_ENVIRONMENT[name]}); remove it")

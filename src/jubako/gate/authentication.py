@@ -68,9 +68,9 @@ def ensure_key(path: Path) -> bool:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return False
     except OSError as error:
+        if isinstance(error, FileExistsError) and path.parent.is_dir():
+            return False
         raise StartupFault(f"API key file {path}: cannot create it: {error.strerror}.") from None
     with os.fdopen(descriptor, "w") as file:
         file.write(f"jbk_{secrets.token_urlsafe(32)}\n")

@@ -1,0 +1,271 @@
+"""The order of a request's steps, and what each way to end tells the caller, the engine and the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from jubako.errors import DeadlineExceeded, InternalError, InvalidRequest, Refusal
+from jubako.life import Life, engine_lost, shutting_down
+from tests.caller import CHAT, Caller, ended, ready_pipeline
+from tests.scripted_engine import DONE, ScriptedEngine, event, hangs, raises, says, streams, swallows_cancellation
+
+CANARY = "the-canary-sings-at-dawn"
+ASKED = {"messages": [{"role": "user", "content": CANARY}]}
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
+    """Every line that is logged at any level, as a handler would write it."""
+    found: list[str] = []
+
+    class Writer(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(self.format(record))
+
+    writer = Writer(logging.DEBUG)
+    loggers = [logging.getLogger(), logging.getLogger("jubako")]
+    levels = [logger.level for logger in loggers]
+    propagates = loggers[1].propagate
+    loggers[1].propagate = True
+    for logger in loggers:
+        logger.setLevel(logging.DEBUG)
+    loggers[0].addHandler(writer)
+    yield found
+    loggers[0].removeHandler(writer)
+    loggers[1].propagate = propagates
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+
+
+async def test_the_engine_is_asked_what_the_caller_asked() -> None:
+    """The body arrives as it was sent; the reply goes out as the engine wrote it."""
+    engine = ScriptedEngine(says({"answer": 1}))
+    caller = await Caller(ASKED).call(ready_pipeline(engine))
+    assert (caller.status, caller.body) == (200, b'{"answer": 1}')
+    assert engine.calls[0].body == ASKED
+    assert engine.calls[0].principal.tenant == "default"
+    assert engine.aborted == []
+
+
+async def test_two_requests_of_one_id_are_two_to_the_engine() -> None:
+    """The caller's id comes back to it, and the engine's own id is nobody else's."""
+    engine = ScriptedEngine()
+    pipeline = ready_pipeline(engine)
+    callers = [await Caller({}, headers={"x-request-id": "mine"}).call(pipeline) for _ in range(2)]
+    assert {caller.headers["x-request-id"] for caller in callers} == {"mine"}
+    ids = {call.request_id for call in engine.calls}
+    assert len(ids) == 2
+    assert all(one.startswith("mine-") for one in ids)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_error_in_the_engine_is_told_without_its_message(lines: list[str], stream: bool) -> None:
+    """The caller gets a plain 500 with retry advice; the log gets the place; nobody gets the message."""
+    engine = ScriptedEngine(raises(ValueError(f"cannot make sense of {CANARY}")))
+    caller = await Caller({**ASKED, "stream": stream}, headers={"x-request-id": "r1"}).call(ready_pipeline(engine))
+    assert caller.status == 500
+    assert caller.error == {
+        "message": "The server had an internal error.",
+        "type": "server_error",
+        "param": None,
+        "code": "internal_error",
+    }
+    assert caller.headers["x-should-retry"] == "true"
+    assert any("request r1 failed: ValueError at" in line for line in lines)
+    assert any("outcome=failed code=internal_error" in line for line in lines)
+    assert CANARY not in "".join(lines)
+
+
+async def test_an_internal_error_of_the_engine_s_own_is_logged_with_its_cause(lines: list[str]) -> None:
+    """A refusal that stands for another error leaves a trace of that one, without its message."""
+    error = InternalError("The server had an internal error.")
+    error.__cause__ = KeyError(CANARY)
+    await Caller(ASKED).call(ready_pipeline(ScriptedEngine(raises(error))))
+    assert any("failed: KeyError" in line for line in lines)
+    assert any("outcome=failed" in line for line in lines)
+    assert CANARY not in "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("script", "outcome"),
+    [
+        (says({"text": CANARY}), "outcome=completed"),
+        (streams(event(CANARY), DONE), "outcome=completed"),
+        (streams(event(CANARY), RuntimeError(CANARY)), "outcome=failed"),
+        (raises(InvalidRequest(CANARY)), "outcome=refused"),
+        (raises(DeadlineExceeded("late")), "outcome=deadline"),
+    ],
+)
+async def test_no_text_of_a_request_is_logged(lines: list[str], script: object, outcome: str) -> None:
+    """Not the prompt, not the answer, not an error that quotes them, at any level; one line a request."""
+    engine = ScriptedEngine(script)  # type: ignore[arg-type]
+    stream = "streams" in getattr(script, "__qualname__", "")
+    await Caller({**ASKED, "stream": stream}).call(ready_pipeline(engine))
+    assert CANARY not in "".join(lines)
+    assert sum("request=" in line for line in lines) == 1
+    assert any(outcome in line for line in lines)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_caller_who_leaves_ends_the_work(lines: list[str], stream: bool) -> None:
+    """The engine is told to stop, no reply is written, and the outcome says who ended it."""
+    engine = ScriptedEngine(hangs())
+    pipeline = ready_pipeline(engine)
+    caller = Caller({"stream": stream})
+    task = caller.begin(pipeline)
+    while not engine.calls:
+        await asyncio.sleep(0)
+    caller.leave()
+    await task
+    assert engine.aborted == [engine.calls[0].request_id]
+    assert pipeline.life.in_flight == 0
+    assert caller.sent == []
+    assert any("outcome=cancelled" in line for line in lines)
+
+
+async def test_a_caller_who_leaves_while_sending_never_reaches_the_engine() -> None:
+    """Half a body is no request."""
+    engine = ScriptedEngine()
+    caller = Caller(body_follows=True)
+    caller.send_body(b'{"mess', more=True)
+    caller.leave()
+    await caller.call(ready_pipeline(engine))
+    assert engine.calls == []
+    assert caller.sent == []
+
+
+@pytest.mark.parametrize(
+    ("cause", "code"), [(shutting_down, "draining"), (engine_lost, "engine_unavailable")], ids=["drain", "death"]
+)
+async def test_an_interrupted_request_is_told_why_even_if_the_engine_swallows_it(cause: object, code: str) -> None:
+    """vLLM's serving objects turn a cancellation into a 400 that means nothing; the cause is what counts."""
+    engine = ScriptedEngine(swallows_cancellation(InvalidRequest("Client disconnected")))
+    pipeline = ready_pipeline(engine)
+    caller = Caller({})
+    task = caller.begin(pipeline)
+    while not engine.calls:
+        await asyncio.sleep(0)
+    pipeline.life.interrupt_all(cause)  # type: ignore[arg-type]
+    await task
+    assert (caller.status, caller.error["code"]) == (503, code)
+    assert caller.headers["x-should-retry"] == "true"
+    assert task.cancelling() == 0
+
+
+async def test_a_caller_who_left_is_not_told_what_the_engine_made_of_it(lines: list[str]) -> None:
+    """A swallowed cancellation is still one."""
+    engine = ScriptedEngine(swallows_cancellation(InvalidRequest("Client disconnected")))
+    caller = Caller({})
+    task = caller.begin(ready_pipeline(engine))
+    while not engine.calls:
+        await asyncio.sleep(0)
+    caller.leave()
+    await task
+    assert caller.sent == []
+    assert any("outcome=cancelled" in line for line in lines)
+
+
+async def test_streams_are_told_of_the_end_in_an_event() -> None:
+    """A stream that is cut by the drain says so and has no end marker."""
+    engine = ScriptedEngine(streams(event("a"), asyncio.Event()))
+    pipeline = ready_pipeline(engine)
+    callers = [Caller({"stream": True}) for _ in range(3)]
+    tasks = [caller.begin(pipeline) for caller in callers]
+    for caller in callers:
+        await caller.received(event("a"))
+    pipeline.life.interrupt_all(shutting_down)
+    await asyncio.gather(*tasks)
+    for caller in callers:
+        assert caller.error["code"] == "draining"
+        assert caller.ended
+        assert DONE not in caller.body
+    assert len(engine.aborted) == 3
+
+
+@pytest.mark.parametrize(
+    ("phase", "code"), [("starting", "not_ready"), ("draining", "draining"), ("failed", "engine_unavailable")]
+)
+async def test_only_a_ready_server_takes_requests(phase: str, code: str) -> None:
+    """Each other phase has its own code, and all say that another try may do."""
+    life = Life()
+    if phase != "starting":
+        life.become_ready()
+        life.begin_draining() if phase == "draining" else life.fail("the engine died")
+    engine = ScriptedEngine()
+    caller = await Caller({}).call(ready_pipeline(engine, life=life))
+    assert (caller.status, caller.error["code"]) == (503, code)
+    assert caller.error["type"] == "service_unavailable_error"
+    assert caller.headers["x-should-retry"] == "true"
+    assert int(caller.headers["retry-after"]) >= 1
+    assert int(caller.headers["retry-after-ms"]) >= 1
+    assert engine.calls == []
+
+
+async def test_a_stranger_learns_nothing_of_the_server_s_phase() -> None:
+    """Authentication comes before readiness, and a path before authentication."""
+    life = Life()
+    stranger = {"authorization": "Bearer somebody-else"}
+    pipeline = ready_pipeline(ScriptedEngine(), life=life)
+    assert (await Caller({}, headers=stranger).call(pipeline)).status == 401
+    assert (await Caller({}, headers=stranger, path="/nope").call(pipeline)).status == 404
+
+
+async def test_the_body_of_a_stranger_is_not_read() -> None:
+    """A refusal waits for nothing, and the connection is not kept for the rest of the body."""
+    caller = Caller(body_follows=True, headers={"authorization": "Bearer wrong", "content-length": "900"})
+    await caller.call(ready_pipeline(ScriptedEngine()))
+    assert caller.status == 401
+    assert caller.headers["connection"] == "close"
+
+
+async def test_the_process_s_own_cancellation_passes() -> None:
+    """Whoever cancels the task from outside gets what it asked for."""
+    engine = ScriptedEngine(hangs())
+    task = Caller({}).begin(ready_pipeline(engine))
+    while not engine.calls:
+        await asyncio.sleep(0)
+    task.cancel()
+    await ended(task)
+    assert task.cancelled()
+    assert engine.aborted == [engine.calls[0].request_id]
+
+
+@pytest.mark.parametrize("answer", [streams(DONE), says({})])
+async def test_an_engine_that_gives_the_other_kind_of_reply_is_a_fault_of_ours(answer: object) -> None:
+    """A stream where none was asked for, or none where one was, is a 500 and aborted."""
+    engine = ScriptedEngine(answer)  # type: ignore[arg-type]
+    stream = "says" in getattr(answer, "__qualname__", "")
+    caller = await Caller({"stream": stream}).call(ready_pipeline(engine))
+    assert caller.status == 500
+    assert engine.aborted == [engine.calls[0].request_id]
+
+
+async def test_models_need_no_body() -> None:
+    """The list and one model come from the engine; a name that it does not know is its refusal."""
+    pipeline = ready_pipeline(ScriptedEngine())
+    listed, shown, unknown = [
+        await Caller(b"", method="GET", path=f"/v1/models{name}").call(pipeline) for name in ("", "/scripted", "/gpt-4")
+    ]
+    assert (listed.status, shown.status, unknown.status) == (200, 200, 404)
+    assert (unknown.error["code"], unknown.error["param"]) == ("model_not_found", "model")
+
+
+def _classes(parent: type[Refusal]) -> list[type[Refusal]]:
+    return [parent, *(inner for child in parent.__subclasses__() for inner in _classes(child))]
+
+
+@pytest.mark.parametrize("refusal", sorted(_classes(Refusal), key=str))
+async def test_every_refusal_says_whether_to_retry(refusal: type[Refusal]) -> None:
+    """`x-should-retry` is always there; when it says yes, so is how long to wait."""
+    options = {"allow": "GET"} if refusal.__name__ == "MethodNotAllowed" else {}
+    error = refusal("no", **options)
+    caller = await Caller({}, path=CHAT).call(ready_pipeline(ScriptedEngine(raises(error))))
+    assert caller.status == refusal.status
+    assert caller.headers["x-should-retry"] == ("true" if refusal.retry else "false")
+    assert ("retry-after" in caller.headers) is ("retry-after-ms" in caller.headers) is refusal.retry
+    assert set(caller.error) == {"message", "type", "param", "code"}
+    assert isinstance(caller.error["code"], str)
