@@ -37,14 +37,16 @@ def adapted_project(
     project = Project.copy_to(base / "project", {"BENTOML_HOME": str(base / "home")})
     adapter = write_adapter(model_folder, base / "adapter")
     options = ["--from-folder", str(model_folder), "--adapter", f"{ADAPTER}={adapter}", "--alias", DEMO]
+    smoke = base / "smoke.yaml"
+    smoke.write_text(yaml.safe_dump([one.model_dump(mode="json", exclude_none=True) for one in demo_manifest.smoke]))
+    options += ["--smoke", str(smoke), "--tool-call-parser", "hermes"]
     options += ["--alias", "smollm2", "--licence", "Apache-2.0", "--licence-reason", "for the tests"]
     options += ["--smoke", str(base / "smoke.yaml")]
     prompts = [prompt.model_dump(mode="json", exclude_none=True) for prompt in demo_manifest.smoke]
     (base / "smoke.yaml").write_text(yaml.safe_dump(prompts))
     created = project.jubako("release", "create", "adapted", "1", *options)
     assert created.returncode == 0, created.stderr
-    engine = {"ENABLE_AUTO_TOOL_CHOICE": "true", "TOOL_CALL_PARSER": "hermes", "MAX_LORA_RANK": "8"}
-    engine |= {"MAX_MODEL_LEN": str(CONTEXT_TOKENS), "MAX_NUM_SEQS": "16"}
+    engine = {"MAX_LORA_RANK": "8", "MAX_MODEL_LEN": str(CONTEXT_TOKENS), "MAX_NUM_SEQS": "16"}
     project.environment |= {f"JUBAKO__ENGINE__OPTIONS__{name}": value for name, value in engine.items()}
     # Short, so that what they bound is seen within a test.
     project.environment |= {"JUBAKO__LIMITS__BODY_SECONDS": "3", "JUBAKO__STREAM__STALLED_READER_SECONDS": "5"}

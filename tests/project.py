@@ -93,6 +93,7 @@ class Project:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
+                start_new_session=True,
             )
             served = Served(process, f"http://127.0.0.1:{port}", self.folder / ".jubako" / "dev.key", log, mark, before)
             try:
@@ -136,6 +137,7 @@ class Served:
             return False
 
         until(ready, "ready", seconds)
+        self.processes()  # while all of them can still be found
         return self
 
     def wait_end(self, seconds: float = END_SECONDS) -> int:

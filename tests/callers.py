@@ -1,0 +1,75 @@
+"""Callers whose stream is under way, and what each of them saw in the end."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from tests.project import DEMO, Served, until
+
+PATIENCE_SECONDS = 180.0
+
+
+class Caller(threading.Thread):
+    """One streamed completion, read to its end in a thread."""
+
+    def __init__(self, served: Served, max_tokens: int) -> None:
+        super().__init__(daemon=True)
+        self._served = served
+        self._max_tokens = max_tokens
+        self.status = 0
+        self.events: list[str] = []
+        self.broken: Exception | None = None
+
+    def run(self) -> None:
+        """Send the request and read events until the stream ends."""
+        body = {"model": DEMO, "prompt": "Once upon a time", "max_tokens": self._max_tokens, "stream": True}
+        try:
+            with httpx.stream(
+                "POST",
+                f"{self._served.url}/v1/completions",
+                headers={"authorization": f"Bearer {self._served.key}"},
+                json=body | {"ignore_eos": True, "temperature": 0},
+                timeout=PATIENCE_SECONDS,
+            ) as reply:
+                self.status = reply.status_code
+                self.events.extend(line.removeprefix("data: ") for line in reply.iter_lines() if line[:5] == "data:")
+        except httpx.TransportError as error:
+            self.broken = error
+
+    @property
+    def completed(self) -> bool:
+        """Whether the stream ended as a stream must."""
+        return bool(self.events) and self.events[-1] == "[DONE]"
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error event at the end, or an empty object."""
+        last = json.loads(self.events[-1]) if self.events and not self.completed else {}
+        error: dict[str, Any] = last.get("error", {})
+        return error
+
+
+@contextmanager
+def streaming(served: Served, callers: int = 3, max_tokens: int = 400) -> Iterator[list[Caller]]:
+    """Callers that all have had a few tokens; at the end each has been waited for."""
+    started = [Caller(served, max_tokens) for _ in range(callers)]
+    for caller in started:
+        caller.start()
+    until(lambda: all(len(caller.events) > 5 for caller in started), "every stream is under way")
+    yield started
+    for caller in started:
+        caller.join(PATIENCE_SECONDS)
+        assert not caller.is_alive(), "a caller was left without an end"
+
+
+def models(served: Served, timeout_seconds: float = 5) -> httpx.Response:
+    """What `GET /v1/models` says now."""
+    return httpx.get(
+        f"{served.url}/v1/models", headers={"authorization": f"Bearer {served.key}"}, timeout=timeout_seconds
+    )
