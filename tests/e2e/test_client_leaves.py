@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 import httpx
 import openai
 import pytest
-
 from tests.contract.corpus import BASE, CHAT, COMPLETIONS, says
 from tests.engine_metrics import CACHE, GENERATED, await_busy, await_rest, gauges
 from tests.project import Served, until
@@ -114,11 +113,11 @@ def test_a_reader_who_stops_reading_is_cut(jubako_server: Served) -> None:
 
 
 async def _leave_somewhere(server: Served, chance: random.Random) -> None:
-    body = {"messages": TELL, "stream": chance.random() < 0.7, **LONG, **ENDLESS}  # noqa: PLR2004 - mostly streams
+    body = {"messages": TELL, "stream": chance.random() < 0.7, **LONG, **ENDLESS}
     connection = connect(server, body, sent=chance.choice([None, None, None, 0, 30]))
     connection.setblocking(False)  # noqa: FBT003 - the socket's own signature
     await asyncio.sleep(chance.uniform(0, 0.6))
-    if chance.random() < 0.5:  # noqa: PLR2004 - half of them reset, half of them close in order
+    if chance.random() < 0.5:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
     connection.close()
 
@@ -144,7 +143,7 @@ async def test_one_who_leaves_takes_nobody_along(async_client: openai.AsyncOpenA
     await leaver.close()
     finishes = [chunk.choices[0].finish_reason async for chunk in stayer]
     assert finishes[-1] == "length"
-    assert len(finishes) > 30  # noqa: PLR2004 - it went on long after the other left
+    assert len(finishes) > 30
 
 
 def test_the_log_tells_who_left(client: openai.OpenAI, jubako_server: Served) -> None:
