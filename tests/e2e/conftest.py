@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from tests.project import Served
 
 from jubako.release import manifest
+from tests.project import Served
 
 TIMEOUT_SECONDS = 120.0
 

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+
 from tests.contract.corpus import ADAPTER, BASE, SECOND_NAME, says
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 import httpx
 import openai
 import pytest
-from tests.contract.corpus import BASE, CHAT, COMPLETIONS, TOO_LONG, says
-from tests.project import Served
 
 from jubako.boundary.protocol import PRIVILEGED_FIELDS
+from tests.contract.corpus import BASE, CHAT, COMPLETIONS, TOO_LONG, says
+from tests.project import Served
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 

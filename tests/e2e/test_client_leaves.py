@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import httpx
 import openai
 import pytest
+
 from tests.contract.corpus import BASE, CHAT, COMPLETIONS, says
 from tests.engine_metrics import CACHE, GENERATED, await_busy, await_rest, gauges
 from tests.project import Served, until

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+
 from tests.contract.corpus import ADAPTER, BASE, CHAT, says
 from tests.engine_metrics import await_rest
 from tests.project import Served

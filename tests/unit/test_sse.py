@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.caller import Caller, ready_pipeline
-from tests.scripted_engine import DONE, Script, ScriptedEngine, event, hangs, raises, streams
 
 from jubako.errors import InternalError, InvalidRequest, Unavailable
 from jubako.settings import StreamSettings
+from tests.caller import Caller, ready_pipeline
+from tests.scripted_engine import DONE, Script, ScriptedEngine, event, hangs, raises, streams
 
 STREAMED = {"stream": True}
 HASTY = StreamSettings(keep_alive_seconds=0.02, stalled_reader_seconds=60)
