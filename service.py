@@ -33,8 +33,8 @@ if Path(LOCK).is_file():
 
 
 @bentoml.service(
-    # Not the package's name: BentoML tries a Bento's tag as module:attribute first, and would import whichever package of
-    # that name is installed instead of the one in the Bento.
+    # Not the package's name: BentoML tries a Bento's tag as module:attribute first, and would import whichever package
+    # of that name is installed instead of the one in the Bento.
     name="jubako-server",
     workers=1,
     image=image,
