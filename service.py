@@ -33,7 +33,9 @@ if Path(LOCK).is_file():
 
 
 @bentoml.service(
-    name="jubako",
+    # Not the package's name: BentoML tries a Bento's tag as module:attribute first, and would import whichever package
+    # of that name is installed instead of the one in the Bento.
+    name="jubako-server",
     workers=1,
     image=image,
     labels={"release": server.manifest.reference.replace("/", "."), "release-digest": server.manifest.digest},

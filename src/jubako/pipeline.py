@@ -98,9 +98,9 @@ class Pipeline:
 
     async def _dispatch(self, exchange: Exchange, lease: Lease, match: routes.Match, principal: Principal) -> None:
         if match.route is Route.MODELS:
-            await exchange.document(await self.engine.models())
+            await self._send(exchange, await self.engine.models())
         elif match.route is Route.MODEL:
-            await exchange.document(await self.engine.model(match.model))
+            await self._send(exchange, await self.engine.model(match.model))
         else:
             body = await exchange.body(limit_bytes=self.limits.body_bytes, limit_seconds=self.limits.body_seconds)
             fields = protocol.parse(body, exchange.header("content-type"))
@@ -119,12 +119,20 @@ class Pipeline:
                 )
             else:
                 reply = await self.engine.answer(call)
-                await exchange.document(_whole(reply))
+                await self._send(exchange, _whole(reply))
         finally:
             watch.cancel()
             if not exchange.reply_ended:
                 # Whatever ended this early, the engine must not go on for nobody.
                 await self.engine.abort(call.request_id)
+
+    async def _send(self, exchange: Exchange, document: Document) -> None:
+        """Send a whole reply; a reader who does not take it in time is gone."""
+        try:
+            async with asyncio.timeout(self.stream.stalled_reader_seconds):
+                await exchange.document(document)
+        except TimeoutError:
+            raise ClientGone from None
 
     async def _events(self, call: Call) -> AsyncGenerator[bytes]:
         """The reply's events; the engine's answer is awaited inside, so that keep-alive covers rendering too."""

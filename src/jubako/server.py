@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -41,6 +42,8 @@ logger = logging.getLogger(__name__)
 TELL_SECONDS = 5.0
 """For callers in flight to take the error that ends their request."""
 WATCH_EVERY_SECONDS = 0.5
+SAME_SIGNAL_SECONDS = 2.0
+"""A signal that follows the first this soon is the same one, delivered again."""
 
 
 class Server:
@@ -55,6 +58,7 @@ class Server:
         self._engine: Engine | None = None
         self._running: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
+        self._ending_since = 0.0
         self._handlers: dict[int, Any] = {}
 
     @classmethod
@@ -206,13 +210,16 @@ class Server:
     def _on_signal(self, signum: int) -> None:
         life = self._require_life()
         if self._ending is not None:
-            logger.warning("second signal: ending now")
-            life.interrupt_all(shutting_down)
+            # The kernel tells of the arbiter's death once for each of its threads: those are one signal.
+            if time.monotonic() - self._ending_since >= SAME_SIGNAL_SECONDS:
+                logger.warning("second signal: ending now")
+                life.interrupt_all(shutting_down)
         elif life.readiness.phase is Phase.STARTING:
             # The engine's start cannot be interrupted from within; nobody is being served.
             logger.info("stopped while starting")
             processes.exit_now(0)
         else:
+            self._ending_since = time.monotonic()
             self._ending = asyncio.create_task(self._end(life, signum), name="server-end")
 
     async def _end(self, life: Life, signum: int) -> None:

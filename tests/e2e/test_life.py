@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+
 from tests.callers import models, streaming
 from tests.project import Project, Served, until
 

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.project import DEMO, Project, Served, free_port
-from tests.wrong_model import wrong_release
 
 from jubako.release import manifest as manifests
+from tests.project import DEMO, Project, Served, free_port
+from tests.wrong_model import wrong_release
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -47,7 +47,7 @@ def _refused(project: Project) -> str:
 def _only_refused(served: Served, status: int) -> None:
     assert status == 1, served.log
     assert "Traceback" not in served.log, served.log
-    assert "Service jubako initialized" not in served.log, "a worker was started"
+    assert "Service jubako-server initialized" not in served.log, "a worker was started"
     served.assert_nothing_left()
 
 

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+
 from tests.contract.compare import differences
 from tests.contract.differences import DECLARED, promised
 from tests.contract.exchange import DONE, Reply

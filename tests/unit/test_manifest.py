@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 from pydantic import ValidationError
-from tests.unit.conftest import fields
 
 from jubako.errors import StartupFault
 from jubako.release import catalogue
 from jubako.release.manifest import Manifest, dump, load
+from tests.unit.conftest import fields
 
 
 def test_dump_and_load_give_back_the_same_manifest(tmp_path: Path, manifest: Manifest) -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.conftest import adapter_files, fields, model_files, pins, write
 
 from jubako.errors import StartupFault
 from jubako.release import authoring, folder, hub, package, sources, staging
 from jubako.release.manifest import HubSource, Manifest, PackageSource
+from tests.unit.conftest import adapter_files, fields, model_files, pins, write
 
 COMMIT = "a" * 40
 REPOSITORY = "someone/tiny"

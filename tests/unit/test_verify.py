@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.conftest import model_files
 
 from jubako.errors import StartupFault
 from jubako.release import digests
 from jubako.release.manifest import Manifest
 from jubako.release.verify import verify
+from tests.unit.conftest import model_files
 
 LayOut = Callable[[Path], Path]
 

@@ -56,7 +56,9 @@ def parse(release: ServedRelease, options: Mapping[str, Any], shutdown_timeout_s
         owned["enable_lora"] = True
         # To vLLM's CPU kernels a request without an adapter is one with the adapter of the last slot, whenever another
         # request in the batch has one. That slot is zero, and adds nothing, as long as no adapter is in it.
-        owned["max_loras"] = max(len(release.adapters) + 1, int(merged.get("max_loras") or 0))
+        given = merged.get("max_loras")
+        if given is None or isinstance(given, int):  # anything else is vLLM's parser's to refuse
+            owned["max_loras"] = max(len(release.adapters) + 1, given or 0)
         owned["lora_modules"] = [json.dumps({"name": n, "path": p}) for n, p in release.adapters.items()]
     merged |= owned
     parser = make_arg_parser(_Parser())
