@@ -60,6 +60,7 @@ class Caller:
         self.reads = asyncio.Event()
         self.reads.set()
         self._gone = False
+        self._moved = asyncio.Event()
         if not body_follows:
             self.send_body(body if isinstance(body, bytes) else json.dumps({} if body is None else body).encode())
 
@@ -90,12 +91,14 @@ class Caller:
         await self.reads.wait()
         if not self._gone:
             self.sent.append(message)
+            self._moved.set()
 
     async def received(self, text: bytes) -> None:
         """Wait until `text` is in the reply."""
         async with asyncio.timeout(SECONDS):
             while text not in self.body:
-                await asyncio.sleep(0.001)
+                self._moved.clear()
+                await self._moved.wait()
 
     @property
     def status(self) -> int:

@@ -31,6 +31,7 @@ class ScriptedEngine:
         self.script = script or says({"text": "hello"})
         self.signs = VitalSigns(alive=True, unfinished=0, last_step_at=time.monotonic())
         self.calls: list[Call] = []
+        self.asked = asyncio.Event()
         self.aborted: list[str] = []
         self.closed: list[float] = []
 
@@ -50,6 +51,7 @@ class ScriptedEngine:
     async def answer(self, call: Call) -> Reply:
         """What the script says."""
         self.calls.append(call)
+        self.asked.set()
         return await self.script(call)
 
     async def abort(self, request_id: str) -> None:

@@ -1,16 +1,21 @@
-"""What the tests with the official client share: the client, sync and async, and plain HTTP beside it."""
+"""What the tests with the official client share: the client, sync and async, and plain HTTP beside it.
+
+Tests take the client as `Any`: its overloads do not know what comes out of a dictionary of options.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import openai
 import pytest
 
 from jubako.release import manifest
-from tests.project import Served
+
+if TYPE_CHECKING:
+    from tests.project import Served
 
 TIMEOUT_SECONDS = 120.0
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from typing import Any, Literal
 
-import openai
 import pytest
 from pydantic import BaseModel
-
-from tests.contract.corpus import BASE, NAMED_TOOL, TOOLS, WEATHER, says
+from tests.contract.corpus import BASE, NAMED_TOOL, TOOLS, says
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -26,31 +25,31 @@ class Person(BaseModel):
     adult: bool
 
 
-def test_n_gives_so_many_answers(client: openai.OpenAI) -> None:
+def test_n_gives_so_many_answers(client: Any) -> None:
     """Numbered, and warm enough to differ."""
     reply = client.chat.completions.create(messages=says("Tell me a story."), n=3, seed=5, **WARM)
     assert [choice.index for choice in reply.choices] == [0, 1, 2]
     assert len({choice.message.content for choice in reply.choices}) > 1
 
 
-def test_n_is_streamed_by_index(client: openai.OpenAI) -> None:
+def test_n_is_streamed_by_index(client: Any) -> None:
     """Each answer ends once."""
     chunks = client.chat.completions.create(messages=says("Tell me a story."), n=2, seed=5, stream=True, **WARM)
     ends = [choice.index for chunk in chunks for choice in chunk.choices if choice.finish_reason]
     assert sorted(ends) == [0, 1]
 
 
-def test_a_seed_repeats_an_answer(client: openai.OpenAI) -> None:
+def test_a_seed_repeats_an_answer(client: Any) -> None:
     """And another seed gives another."""
 
     def told(seed: int) -> str:
-        return client.completions.create(prompt="Once upon a time", seed=seed, **WARM).choices[0].text
+        return str(client.completions.create(prompt="Once upon a time", seed=seed, **WARM).choices[0].text)
 
     assert told(1) == told(1)
     assert len({told(seed) for seed in range(1, 5)}) > 1
 
 
-def test_logprobs_come_with_every_token(client: openai.OpenAI) -> None:
+def test_logprobs_come_with_every_token(client: Any) -> None:
     """As many alternatives as asked for, the greedy token first among them."""
     reply = client.chat.completions.create(messages=FRANCE, logprobs=True, top_logprobs=3, **GREEDY)
     logprobs = reply.choices[0].logprobs
@@ -64,7 +63,7 @@ def test_logprobs_come_with_every_token(client: openai.OpenAI) -> None:
         assert math.exp(token.logprob) <= 1
 
 
-def test_logprobs_of_a_completion_have_its_shape(client: openai.OpenAI) -> None:
+def test_logprobs_of_a_completion_have_its_shape(client: Any) -> None:
     """Tokens, their logprobs and the alternatives, side by side."""
     logprobs = client.completions.create(prompt="One, two,", logprobs=2, **GREEDY).choices[0].logprobs
     assert logprobs is not None
@@ -75,7 +74,7 @@ def test_logprobs_of_a_completion_have_its_shape(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_string_ends_the_answer_before_it(client: openai.OpenAI, stream: bool) -> None:
+def test_a_stop_string_ends_the_answer_before_it(client: Any, *, stream: bool) -> None:
     """Even when the string is split over several tokens."""
     options = {"messages": FRANCE, "stop": ["ce is Par"], **GREEDY}
     if stream:
@@ -87,7 +86,7 @@ def test_a_stop_string_ends_the_answer_before_it(client: openai.OpenAI, stream: 
     assert (text, finish) == ("The capital of Fran", "stop")
 
 
-def test_echo_repeats_the_prompt(client: openai.OpenAI) -> None:
+def test_echo_repeats_the_prompt(client: Any) -> None:
     """Before the answer, and not in the usage of it."""
     reply = client.completions.create(prompt="One, two,", echo=True, **GREEDY)
     assert reply.choices[0].text.startswith("One, two,")
@@ -96,7 +95,7 @@ def test_echo_repeats_the_prompt(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-def test_the_most_tokens_are_kept_to(client: openai.OpenAI, name: str) -> None:
+def test_the_most_tokens_are_kept_to(client: Any, name: str) -> None:
     """By either name, and the finish says so."""
     options: dict[str, Any] = {"model": BASE, "temperature": 0, name: 3}
     reply = client.chat.completions.create(messages=FRANCE, **options)
@@ -105,10 +104,14 @@ def test_the_most_tokens_are_kept_to(client: openai.OpenAI, name: str) -> None:
     assert reply.usage.completion_tokens == 3
 
 
+STRICT_TOOLS: Any = copy.deepcopy(TOOLS)
+STRICT_TOOLS["tools"][0]["function"]["strict"] = True
+
+
 @pytest.mark.parametrize("choice", ["required", NAMED_TOOL], ids=["required", "named"])
-def test_a_tool_that_must_be_called_is_called_right(client: openai.OpenAI, choice: Any) -> None:
+def test_a_strict_tool_that_must_be_called_is_called_right(client: Any, choice: Any) -> None:
     """Its arguments are JSON with the keys of its schema."""
-    reply = client.chat.completions.create(model=BASE, temperature=0, tool_choice=choice, **TOOLS)
+    reply = client.chat.completions.create(model=BASE, temperature=0, tool_choice=choice, **STRICT_TOOLS)
     calls = reply.choices[0].message.tool_calls
     assert calls
     assert calls[0].type == "function"
@@ -119,10 +122,11 @@ def test_a_tool_that_must_be_called_is_called_right(client: openai.OpenAI, choic
 
 
 @pytest.mark.parametrize("choice", ["required", NAMED_TOOL], ids=["required", "named"])
-def test_a_streamed_tool_call_is_that_of_the_whole_reply(client: openai.OpenAI, choice: Any) -> None:
+@pytest.mark.parametrize("tools", [TOOLS, STRICT_TOOLS], ids=["loose", "strict"])
+def test_a_streamed_tool_call_is_that_of_the_whole_reply(client: Any, choice: Any, tools: Any) -> None:
     """Its parts add up to the same name and arguments, under one id."""
-    whole = client.chat.completions.create(model=BASE, temperature=0, tool_choice=choice, **TOOLS)
-    stream = client.chat.completions.create(model=BASE, temperature=0, tool_choice=choice, stream=True, **TOOLS)
+    whole = client.chat.completions.create(model=BASE, temperature=0, tool_choice=choice, **tools)
+    stream = client.chat.completions.create(model=BASE, temperature=0, tool_choice=choice, stream=True, **tools)
     parts = [part for chunk in stream for one in chunk.choices for part in one.delta.tool_calls or []]
     first = (whole.choices[0].message.tool_calls or [])[0]
     assert first.type == "function"
@@ -133,7 +137,7 @@ def test_a_streamed_tool_call_is_that_of_the_whole_reply(client: openai.OpenAI, 
     assert json.loads(streamed) == json.loads(first.function.arguments)
 
 
-def test_a_schema_is_kept_and_parsed_by_the_client(client: openai.OpenAI) -> None:
+def test_a_schema_is_kept_and_parsed_by_the_client(client: Any) -> None:
     """`parse` gives an instance of the class that was asked for."""
     reply = client.chat.completions.parse(
         model=BASE, temperature=0, max_tokens=40, messages=says("Describe a person."), response_format=Person
@@ -141,7 +145,7 @@ def test_a_schema_is_kept_and_parsed_by_the_client(client: openai.OpenAI) -> Non
     assert isinstance(reply.choices[0].message.parsed, Person)
 
 
-async def test_a_streamed_schema_is_parsed_by_the_client(async_client: openai.AsyncOpenAI) -> None:
+async def test_a_streamed_schema_is_parsed_by_the_client(async_client: Any) -> None:
     """The same through the client's own accumulation of the stream."""
     async with async_client.chat.completions.stream(
         model=BASE, temperature=0, max_tokens=40, messages=says("Describe a person."), response_format=Person
@@ -150,12 +154,9 @@ async def test_a_streamed_schema_is_parsed_by_the_client(async_client: openai.As
     assert isinstance(final.choices[0].message.parsed, Person)
 
 
-def test_a_strict_tool_is_parsed_by_the_client(client: openai.OpenAI) -> None:
+def test_a_strict_tool_is_parsed_by_the_client(client: Any) -> None:
     """`parse` reads the arguments of a tool that says it is strict."""
-    strict: Any = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
-    reply = client.chat.completions.parse(
-        model=BASE, temperature=0, tool_choice="required", **(TOOLS | {"tools": [strict]})
-    )
+    reply = client.chat.completions.parse(model=BASE, temperature=0, tool_choice="required", **STRICT_TOOLS)
     calls = reply.choices[0].message.tool_calls
     assert calls
-    assert calls[0].function.parsed_arguments
+    assert calls[0].function.parsed_arguments in ({"city": "Paris"}, {"city": "Rome"})

@@ -66,7 +66,7 @@ def test_a_new_key_is_made_once(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert not ensure_key(path)
     assert read_key(path) == key
-    assert KeyAuthenticator(key).authenticate(f"Bearer {key}")
+    assert KeyAuthenticator(key).authenticate(f"Bearer {key}").key_id
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_key_file_that_cannot_be_read_is_refused(tmp_path: Path, place: str) -
 
 
 @pytest.mark.parametrize(("mode", "refused"), [(0o600, False), (0o444, False), (0o666, True), (0o602, True)])
-def test_a_key_file_that_all_may_write_is_refused(tmp_path: Path, mode: int, refused: bool) -> None:
+def test_a_key_file_that_all_may_write_is_refused(tmp_path: Path, mode: int, *, refused: bool) -> None:
     """Readable by all is how secrets are often mounted; writable by all is how they are replaced."""
     path = tmp_path / "key"
     path.write_text(KEY)

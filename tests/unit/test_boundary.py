@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.caller import CHAT, LIMITS, Caller, ready_pipeline
+from tests.scripted_engine import ScriptedEngine
 
 from jubako.boundary import protocol, routes
 from jubako.boundary.application import Application
-from jubako.errors import InvalidRequest, MethodNotAllowed, NotFound, Refusal, UnsupportedMediaType
+from jubako.errors import InvalidRequest, MethodNotAllowed, NotFound, UnsupportedMediaType
 from jubako.settings import LimitSettings
-from tests.caller import CHAT, LIMITS, Caller, ready_pipeline
-from tests.scripted_engine import ScriptedEngine
 
 JSON = "application/json"
 
@@ -145,7 +146,7 @@ def test_anything_else_is_an_unsupported_media_type(value: str | None) -> None:
 
 
 @pytest.mark.parametrize(("value", "stream"), [(True, True), (1, True), ("true", True), (False, False), (0, False)])
-async def test_stream_is_read_as_the_engine_reads_it(value: object, stream: bool) -> None:
+async def test_stream_is_read_as_the_engine_reads_it(value: object, *, stream: bool) -> None:
     """One reading for both, or a stream would meet code that expects a whole reply."""
     assert protocol.parse(json.dumps({"stream": value}).encode(), JSON)["stream"] is stream
 
@@ -161,10 +162,10 @@ def test_stream_must_be_a_boolean(value: object) -> None:
 @given(st.binary(max_size=200))
 def test_no_bytes_break_the_parser(body: bytes) -> None:
     """Bytes give an object or a refusal."""
-    try:
-        assert isinstance(protocol.parse(body, JSON), dict)
-    except Refusal as refusal:
-        assert refusal.status == 400  # noqa: PT017 - either is right
+    parsed: object = {}
+    with suppress(InvalidRequest):
+        parsed = protocol.parse(body, JSON)
+    assert isinstance(parsed, dict)
 
 
 VALUES = st.recursive(

@@ -13,9 +13,9 @@ from jubako.life import Lease, Life, engine_lost, shutting_down
 from jubako.vocabulary import Phase
 
 
-async def _hold(life: Life, released: asyncio.Event, leases: list[Lease]) -> str:
+async def _hold(life: Life, released: asyncio.Event, holding: asyncio.Future[Lease]) -> str:
     with life.lease("one") as lease:
-        leases.append(lease)
+        holding.set_result(lease)
         try:
             await released.wait()
         except asyncio.CancelledError:
@@ -25,11 +25,9 @@ async def _hold(life: Life, released: asyncio.Event, leases: list[Lease]) -> str
 
 async def held(life: Life) -> tuple[asyncio.Task[str], asyncio.Event, Lease]:
     """A request in flight, what lets it finish, and its lease."""
-    released, leases = asyncio.Event(), list[Lease]()
-    task = asyncio.create_task(_hold(life, released, leases))
-    while not leases:
-        await asyncio.sleep(0)
-    return task, released, leases[0]
+    released, holding = asyncio.Event(), asyncio.get_running_loop().create_future()
+    task = asyncio.create_task(_hold(life, released, holding))
+    return task, released, await holding
 
 
 def test_a_life_goes_from_starting_to_ready_to_draining() -> None:

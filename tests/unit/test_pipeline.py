@@ -7,11 +7,11 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from tests.caller import CHAT, Caller, ended, ready_pipeline
+from tests.scripted_engine import DONE, ScriptedEngine, event, hangs, raises, says, streams, swallows_cancellation
 
 from jubako.errors import DeadlineExceeded, InternalError, InvalidRequest, Refusal
 from jubako.life import Life, engine_lost, shutting_down
-from tests.caller import CHAT, Caller, ended, ready_pipeline
-from tests.scripted_engine import DONE, ScriptedEngine, event, hangs, raises, says, streams, swallows_cancellation
 
 CANARY = "the-canary-sings-at-dawn"
 ASKED = {"messages": [{"role": "user", "content": CANARY}]}
@@ -63,7 +63,7 @@ async def test_two_requests_of_one_id_are_two_to_the_engine() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_error_in_the_engine_is_told_without_its_message(lines: list[str], stream: bool) -> None:
+async def test_an_error_in_the_engine_is_told_without_its_message(lines: list[str], *, stream: bool) -> None:
     """The caller gets a plain 500 with retry advice; the log gets the place; nobody gets the message."""
     engine = ScriptedEngine(raises(ValueError(f"cannot make sense of {CANARY}")))
     caller = await Caller({**ASKED, "stream": stream}, headers={"x-request-id": "r1"}).call(ready_pipeline(engine))
@@ -111,14 +111,13 @@ async def test_no_text_of_a_request_is_logged(lines: list[str], script: object, 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_caller_who_leaves_ends_the_work(lines: list[str], stream: bool) -> None:
+async def test_a_caller_who_leaves_ends_the_work(lines: list[str], *, stream: bool) -> None:
     """The engine is told to stop, no reply is written, and the outcome says who ended it."""
     engine = ScriptedEngine(hangs())
     pipeline = ready_pipeline(engine)
     caller = Caller({"stream": stream})
     task = caller.begin(pipeline)
-    while not engine.calls:
-        await asyncio.sleep(0)
+    await engine.asked.wait()
     caller.leave()
     await task
     assert engine.aborted == [engine.calls[0].request_id]
@@ -147,8 +146,7 @@ async def test_an_interrupted_request_is_told_why_even_if_the_engine_swallows_it
     pipeline = ready_pipeline(engine)
     caller = Caller({})
     task = caller.begin(pipeline)
-    while not engine.calls:
-        await asyncio.sleep(0)
+    await engine.asked.wait()
     pipeline.life.interrupt_all(cause)  # type: ignore[arg-type]
     await task
     assert (caller.status, caller.error["code"]) == (503, code)
@@ -161,8 +159,7 @@ async def test_a_caller_who_left_is_not_told_what_the_engine_made_of_it(lines: l
     engine = ScriptedEngine(swallows_cancellation(InvalidRequest("Client disconnected")))
     caller = Caller({})
     task = caller.begin(ready_pipeline(engine))
-    while not engine.calls:
-        await asyncio.sleep(0)
+    await engine.asked.wait()
     caller.leave()
     await task
     assert caller.sent == []
@@ -226,8 +223,7 @@ async def test_the_process_s_own_cancellation_passes() -> None:
     """Whoever cancels the task from outside gets what it asked for."""
     engine = ScriptedEngine(hangs())
     task = Caller({}).begin(ready_pipeline(engine))
-    while not engine.calls:
-        await asyncio.sleep(0)
+    await engine.asked.wait()
     task.cancel()
     await ended(task)
     assert task.cancelled()

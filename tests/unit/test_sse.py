@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 
 import pytest
+from tests.caller import Caller, ready_pipeline
+from tests.scripted_engine import DONE, Script, ScriptedEngine, event, hangs, raises, streams
 
 from jubako.errors import InternalError, InvalidRequest, Unavailable
 from jubako.settings import StreamSettings
-from tests.caller import Caller, ready_pipeline
-from tests.scripted_engine import DONE, Script, ScriptedEngine, event, hangs, raises, streams
+from jubako.vocabulary import Call, Stream
 
 STREAMED = {"stream": True}
 HASTY = StreamSettings(keep_alive_seconds=0.02, stalled_reader_seconds=60)
@@ -155,10 +157,8 @@ async def test_a_caller_who_leaves_closes_the_engine_s_stream() -> None:
     closed = asyncio.Event()
     engine = ScriptedEngine()
 
-    async def script(call: object) -> object:
-        from jubako.vocabulary import Stream
-
-        async def events():
+    async def script(_: Call) -> Stream:
+        async def events() -> AsyncGenerator[bytes]:
             try:
                 yield event("a")
                 await asyncio.Event().wait()
@@ -167,7 +167,7 @@ async def test_a_caller_who_leaves_closes_the_engine_s_stream() -> None:
 
         return Stream(events())
 
-    engine.script = script  # type: ignore[assignment]
+    engine.script = script
     caller = Caller(STREAMED)
     task = caller.begin(ready_pipeline(engine))
     await caller.received(event("a"))

@@ -51,10 +51,14 @@ def parse(release: ServedRelease, options: Mapping[str, Any], shutdown_timeout_s
         "fingerprint_value": fingerprint(release.digest),
         "shutdown_timeout": shutdown_timeout_seconds,
     }
+    merged = {**options, **release.options}
     if release.adapters:
         owned["enable_lora"] = True
+        # To vLLM's CPU kernels a request without an adapter is one with the adapter of the last slot, whenever another
+        # request in the batch has one. That slot is zero, and adds nothing, as long as no adapter is in it.
+        owned["max_loras"] = max(len(release.adapters) + 1, int(merged.get("max_loras") or 0))
         owned["lora_modules"] = [json.dumps({"name": n, "path": p}) for n, p in release.adapters.items()]
-    merged = {**options, **release.options, **owned}
+    merged |= owned
     parser = make_arg_parser(_Parser())
     arguments = parser.parse_args(engine_options.arguments(merged))
     try:
