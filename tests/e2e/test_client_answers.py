@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from tests.contract.corpus import ADAPTER, BASE, SECOND_NAME, says
 
 if TYPE_CHECKING:

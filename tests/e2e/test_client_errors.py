@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 import httpx
 import openai
 import pytest
-from tests.contract.corpus import BASE, CHAT, COMPLETIONS, TOO_LONG, says
 
 from jubako.boundary.protocol import PRIVILEGED_FIELDS
+from tests.contract.corpus import BASE, CHAT, COMPLETIONS, TOO_LONG, says
 
 if TYPE_CHECKING:
     from tests.project import Served

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import openai
 import pytest
+
 from tests.contract.corpus import BASE, CHAT, COMPLETIONS, says
 from tests.engine_metrics import CACHE, GENERATED, await_busy, await_rest, gauges
 from tests.project import Served, until

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
+
 from tests.contract.corpus import ADAPTER, BASE, CHAT, says
 from tests.engine_metrics import await_rest
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel
+
 from tests.contract.corpus import BASE, NAMED_TOOL, TOOLS, says
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.caller import CHAT, LIMITS, Caller, ready_pipeline
-from tests.scripted_engine import ScriptedEngine
 
 from jubako.boundary import protocol, routes
 from jubako.boundary.application import Application
 from jubako.errors import InvalidRequest, MethodNotAllowed, NotFound, UnsupportedMediaType
 from jubako.settings import LimitSettings
+from tests.caller import CHAT, LIMITS, Caller, ready_pipeline
+from tests.scripted_engine import ScriptedEngine
 
 JSON = "application/json"
 

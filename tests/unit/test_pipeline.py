@@ -7,11 +7,11 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from tests.caller import CHAT, Caller, ended, ready_pipeline
-from tests.scripted_engine import DONE, ScriptedEngine, event, hangs, raises, says, streams, swallows_cancellation
 
 from jubako.errors import DeadlineExceeded, InternalError, InvalidRequest, Refusal
 from jubako.life import Life, engine_lost, shutting_down
+from tests.caller import CHAT, Caller, ended, ready_pipeline
+from tests.scripted_engine import DONE, ScriptedEngine, event, hangs, raises, says, streams, swallows_cancellation
 
 CANARY = "the-canary-sings-at-dawn"
 ASKED = {"messages": [{"role": "user", "content": CANARY}]}

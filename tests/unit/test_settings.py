@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.project import REPOSITORY
 
 from jubako import settings
 from jubako.errors import StartupFault
+from tests.project import REPOSITORY
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tests.scripted_engine import DONE, ScriptedEngine, raises, says, streams
 
 from jubako import smoke
 from jubako.errors import InvalidRequest
 from jubako.vocabulary import Call, Document, Reply, Route
+from tests.scripted_engine import DONE, ScriptedEngine, raises, says, streams
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 import pytest
-from tests.caller import Caller, ready_pipeline
-from tests.scripted_engine import DONE, Script, ScriptedEngine, event, hangs, raises, streams
 
 from jubako.errors import InternalError, InvalidRequest, Unavailable
 from jubako.settings import StreamSettings
 from jubako.vocabulary import Call, Stream
+from tests.caller import Caller, ready_pipeline
+from tests.scripted_engine import DONE, Script, ScriptedEngine, event, hangs, raises, streams
 
 STREAMED = {"stream": True}
 HASTY = StreamSettings(keep_alive_seconds=0.02, stalled_reader_seconds=60)
