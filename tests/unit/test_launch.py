@@ -46,5 +46,5 @@ def test_one_adapter_slot_stays_free(given: dict[str, Any], slots: int) -> None:
 
 def test_a_value_that_vllm_does_not_take_is_a_fault() -> None:
     """In a sentence of vLLM's, without its usage and without an exit."""
-    with pytest.raises(StartupFault, match="max-num-seqs|max_num_seqs"):
+    with pytest.raises(StartupFault, match=r"max-num-seqs|max_num_seqs"):
         parsed({"max_num_seqs": "many"})
