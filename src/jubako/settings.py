@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from jubako import documents
 from jubako.errors import StartupFault
@@ -23,7 +23,11 @@ PREFIX = "JUBAKO__"
 ADDRESS_VARIABLE = "JUBAKO_ADDRESS"
 """Set by `jubako serve` for the worker: which address its ready message names. Not a setting."""
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=63)]
+Name = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),
+    Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=63),
+]
 
 
 class _Section(BaseModel):

@@ -170,3 +170,9 @@ def test_explain_shows_every_setting_in_force(root: Path) -> None:
     document = yaml.safe_load((root / "configuration" / "server.yaml").read_text())
     for section, keys in document.items():
         assert all(any(line.startswith(f"{section}.{key} = ") for line in lines) for key in keys)
+
+
+def test_a_whole_number_names_a_version(tmp_path: Path) -> None:
+    """`JUBAKO__RELEASE__VERSION=2` means what it says, though YAML reads a number."""
+    shutil.copytree(REPOSITORY / "configuration", tmp_path / "configuration")
+    assert settings.load(tmp_path, {"JUBAKO__RELEASE__VERSION": "2"}).server.release.version == "2"
