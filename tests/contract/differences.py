@@ -194,6 +194,7 @@ DECLARED = (
             "an empty body is refused",
             "a body that is not an object is refused",
             "a body that is not UTF-8 is refused",
+            "a number beyond all bounds is refused",
             "a body that is nested too deep is refused",
             "a number that JSON does not have is refused",
             "half a character is refused",
