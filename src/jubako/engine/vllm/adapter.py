@@ -9,17 +9,18 @@ import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.envs import enable_envs_cache
+from vllm.exceptions import VLLMError
 
 from jubako.engine.port import VitalSigns
 from jubako.engine.vllm import faults
 from jubako.engine.vllm.launch import Launched, launch
 from jubako.engine.vllm.llm import Generation, current_generation
-from jubako.errors import InternalError, NotFound, Refusal, Unavailable
+from jubako.errors import InternalError, InvalidRequest, NotFound, Refusal, Unavailable
 from jubako.telemetry import logs
 from jubako.vocabulary import Call, Document, Reply, Route, ServedRelease, Stream
 
@@ -98,11 +99,11 @@ class VllmEngine:
         return Stream(self._events(result, generation))
 
     async def _chat(self, launched: Launched, call: Call) -> Any:
-        request = ChatCompletionRequest.model_validate({**call.body, "request_id": call.request_id})
+        request = _validated(ChatCompletionRequest, call)
         return await launched.state.openai_serving_chat.create_chat_completion(request)
 
     async def _completion(self, launched: Launched, call: Call) -> Any:
-        request = CompletionRequest.model_validate({**call.body, "request_id": call.request_id})
+        request = _validated(CompletionRequest, call)
         return await launched.state.openai_serving_completion.create_completion(request)
 
     async def _events(self, source: AsyncGenerator[str], generation: Generation) -> AsyncGenerator[bytes]:
@@ -160,6 +161,17 @@ class VllmEngine:
         if self._launched is not None:
             launched, self._launched = self._launched, None
             await asyncio.to_thread(launched.llm.shutdown, timeout_seconds)
+
+
+def _validated(model: type[BaseModel], call: Call) -> Any:
+    """The request as vLLM has it, under our id. Whatever its validation raises is about the caller's fields."""
+    try:
+        return model.model_validate({**call.body, "request_id": call.request_id})
+    except (ValidationError, VLLMError):
+        raise
+    except Exception as error:
+        # vLLM's validators look into some fields before their types are checked.
+        raise InvalidRequest("A field of the request has a wrong type or a wrong shape.") from error
 
 
 def _json(value: Any) -> Document:
