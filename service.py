@@ -40,8 +40,9 @@ if Path(LOCK).is_file():
     image=image,
     labels={"release": server.manifest.reference.replace("/", "."), "release-digest": server.manifest.digest},
     envs=[{"name": "UV_EXCLUDE", "value": "/home/bentoml/bento/src/requirements/not-locked.txt"}],
-    # Ours fires first, with a reason; BentoML's would answer in another shape.
-    traffic={"timeout": 86_400},
+    # Ours fires first, with a reason; BentoML's would answer in another shape. Not longer than that needs: its timer
+    # stays in memory until then, for every request.
+    traffic={"timeout": server.settings.server.limits.reply_seconds + 30},
     endpoints={"livez": "/livez", "readyz": "/readyz"},
     # Spans and access lines of BentoML's cost more per streamed token than the token; Jubako writes its own line.
     tracing={"excluded_urls": ".*"},

@@ -20,7 +20,7 @@ from jubako.settings import LimitSettings, StreamSettings
 
 KEY = "a-key-for-tests-only"
 CHAT = "/v1/chat/completions"
-LIMITS = LimitSettings(body_bytes=2048, body_seconds=0.2)
+LIMITS = LimitSettings(body_bytes=2048, body_seconds=0.2, reply_seconds=5)
 STREAM = StreamSettings(keep_alive_seconds=60, stalled_reader_seconds=60)
 SECONDS = 10.0
 """No reply of a scripted engine takes this long."""

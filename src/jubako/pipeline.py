@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
+from typing import Any
 
 from jubako.boundary import protocol, routes, sse
 from jubako.boundary.exchange import Exchange
 from jubako.engine.port import Engine
-from jubako.errors import ClientGone, InternalError, Refusal
+from jubako.errors import ClientGone, DeadlineExceeded, InternalError, Refusal
 from jubako.gate.authentication import KeyAuthenticator
 from jubako.life import Lease, Life
 from jubako.settings import LimitSettings, StreamSettings
@@ -67,7 +68,8 @@ class Pipeline:
         if lease.cause is not None:
             # It stands whatever became of the cancellation on its way: vLLM's serving objects make a refusal of it.
             _uncancel()
-            refusal, outcome = lease.cause, Outcome.FAILED
+            refusal = lease.cause
+            outcome = Outcome.DEADLINE if isinstance(refusal, DeadlineExceeded) else Outcome.FAILED
         elif isinstance(error, asyncio.CancelledError):
             raise error
         elif isinstance(error, Refusal):
@@ -78,19 +80,20 @@ class Pipeline:
         else:
             refusal, outcome = InternalError("The server had an internal error."), Outcome.FAILED
         if isinstance(refusal, ClientGone):
+            await self._without_waiting(exchange.abandon(), lease)
             return Outcome.CANCELLED, ""
         if isinstance(refusal, InternalError):
             # Not with a traceback: it would quote the message, and with it perhaps a prompt.
             logger.error("request %s failed: %s", exchange.request_id, logs.place(error.__cause__ or error))
-        await self._tell(exchange, lease, refusal)
+        await self._without_waiting(exchange.refuse(refusal), lease)
         return outcome, refusal.code
 
-    async def _tell(self, exchange: Exchange, lease: Lease, refusal: Refusal) -> None:
-        """Send the refusal; a caller who does not take it is not waited for longer than for any other bytes."""
+    async def _without_waiting(self, sending: Coroutine[Any, Any, None], lease: Lease) -> None:
+        """Send the last words; a caller who does not take them is not waited for longer than for any other bytes."""
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.stream.stalled_reader_seconds):
-                    await exchange.refuse(refusal)
+                    await sending
         except asyncio.CancelledError:
             if lease.cause is None:
                 raise
@@ -118,13 +121,24 @@ class Pipeline:
                     on_stalled_reader=lambda: lease.interrupt(ClientGone()),
                 )
             else:
-                reply = await self.engine.answer(call)
-                await self._send(exchange, _whole(reply))
+                await self._send(exchange, await self._answer(call, lease))
         finally:
             watch.cancel()
             if not exchange.reply_ended:
                 # Whatever ended this early, the engine must not go on for nobody.
                 await self.engine.abort(call.request_id)
+
+    async def _answer(self, call: Call, lease: Lease) -> Document:
+        """The whole reply, in time. The lease is interrupted, not the wait: vLLM swallows a plain cancellation."""
+        late = DeadlineExceeded(f"The reply took longer than {self.limits.reply_seconds:g} seconds. Stream it instead.")
+        timer = asyncio.get_running_loop().call_later(self.limits.reply_seconds, lease.interrupt, late)
+        try:
+            reply = await self.engine.answer(call)
+        finally:
+            timer.cancel()
+        if not isinstance(reply, Document):
+            raise InternalError("The engine gave a stream that was not asked for.")
+        return reply
 
     async def _send(self, exchange: Exchange, document: Document) -> None:
         """Send a whole reply; a reader who does not take it in time is gone."""
@@ -142,12 +156,6 @@ class Pipeline:
         async with aclosing(reply.events) as events:
             async for event in events:
                 yield event
-
-
-def _whole(reply: object) -> Document:
-    if not isinstance(reply, Document):
-        raise InternalError("The engine gave a stream that was not asked for.")
-    return reply
 
 
 async def _interrupt_when_gone(exchange: Exchange, lease: Lease) -> None:

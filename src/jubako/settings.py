@@ -55,9 +55,10 @@ class AuthenticationSettings(_Section):
 
 
 class LimitSettings(_Section):
-    """What the boundary reads at most."""
+    """What the boundary reads at most, and how long a whole reply may take."""
 
     body_bytes: Annotated[int, Field(ge=1024, le=1 << 30)]
+    reply_seconds: Seconds
     body_seconds: Seconds
 
 

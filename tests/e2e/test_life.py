@@ -58,6 +58,20 @@ def test_streams_beyond_the_drain_time_are_told(project: Project) -> None:
         server.assert_nothing_left()
 
 
+def test_callers_who_left_do_not_hold_the_end_up(server: Served) -> None:
+    """A caller who leaves before any reply leaves nothing behind that a shutdown would wait for."""
+    body = {"model": "smollm2", "prompt": "Once upon a time", "max_tokens": 1900, "ignore_eos": True}
+    for _ in range(3):
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(
+                f"{server.url}/v1/completions", headers={"authorization": f"Bearer {server.key}"}, json=body, timeout=1
+            )
+    until(lambda: server.log.count("outcome=cancelled") == 3, "the server saw them leave")
+    server.terminate()
+    assert server.wait_end(25) == 0
+    server.assert_nothing_left()
+
+
 def test_death_of_the_engine_is_told_and_ends_the_server(server: Served) -> None:
     """Callers get an error event, the process ends with a status an orchestrator acts on."""
     with streaming(server) as callers:

@@ -96,7 +96,7 @@ async def test_a_body_in_many_parts_is_one() -> None:
 )
 async def test_a_body_that_is_not_a_json_object_is_refused(body: bytes) -> None:
     """400 `invalid_json`, whatever it is instead, and the text is not repeated."""
-    limits = LimitSettings(body_bytes=1 << 20, body_seconds=5)
+    limits = LimitSettings(body_bytes=1 << 20, body_seconds=5, reply_seconds=5)
     caller = await Caller(body).call(ready_pipeline(ScriptedEngine(), limits=limits))
     assert (caller.status, caller.error["code"]) == (400, "invalid_json")
     assert b"ud800" not in caller.body

@@ -10,7 +10,7 @@ import pytest
 
 from jubako.errors import DeadlineExceeded, InternalError, InvalidRequest, Refusal
 from jubako.life import Life, engine_lost, shutting_down
-from tests.caller import CHAT, Caller, ended, ready_pipeline
+from tests.caller import CHAT, LIMITS, Caller, ended, ready_pipeline
 from tests.scripted_engine import DONE, ScriptedEngine, event, hangs, raises, says, streams, swallows_cancellation
 
 CANARY = "the-canary-sings-at-dawn"
@@ -112,7 +112,10 @@ async def test_no_text_of_a_request_is_logged(lines: list[str], script: object, 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_caller_who_leaves_ends_the_work(lines: list[str], *, stream: bool) -> None:
-    """The engine is told to stop, no reply is written, and the outcome says who ended it."""
+    """The engine is told to stop, and the outcome says who ended it.
+
+    The exchange is ended all the same: a middleware that waits for a first message would wait for ever.
+    """
     engine = ScriptedEngine(hangs())
     pipeline = ready_pipeline(engine)
     caller = Caller({"stream": stream})
@@ -122,8 +125,18 @@ async def test_a_caller_who_leaves_ends_the_work(lines: list[str], *, stream: bo
     await task
     assert engine.aborted == [engine.calls[0].request_id]
     assert pipeline.life.in_flight == 0
-    assert caller.sent == []
-    assert any("outcome=cancelled" in line for line in lines)
+    assert any("status=499 outcome=cancelled" in line for line in lines)
+
+
+async def test_a_whole_reply_that_takes_too_long_is_a_timeout(lines: list[str]) -> None:
+    """The engine is told to stop, and the caller hears 504 and to come back."""
+    engine = ScriptedEngine(hangs())
+    limits = LIMITS.model_copy(update={"reply_seconds": 0.05})
+    caller = await Caller({}).call(ready_pipeline(engine, limits=limits))
+    assert caller.sent[0]["status"] == 504
+    assert b"deadline_exceeded" in caller.sent[1]["body"]
+    assert engine.aborted == [engine.calls[0].request_id]
+    assert any("outcome=deadline" in line for line in lines)
 
 
 async def test_a_caller_who_leaves_while_sending_never_reaches_the_engine() -> None:

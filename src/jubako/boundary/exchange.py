@@ -24,6 +24,8 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+CLIENT_CLOSED = 499
+"""For the log alone, by custom: nobody is there to read it."""
 _JSON = (b"content-type", b"application/json")
 _EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
 
@@ -102,6 +104,11 @@ class Exchange:
             await self._write(problems.event(refusal), more=False)
         else:
             await self._whole(refusal.status, problems.body(refusal), problems.headers(refusal))
+
+    async def abandon(self) -> None:
+        """End the exchange of a caller who is gone: unless something is sent, middleware around us waits for it."""
+        if not self.reply_started:
+            await self._whole(CLIENT_CLOSED, b"", [])
 
     async def open_stream(self) -> None:
         """Send the status line and headers of an event stream, once."""
