@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,6 +71,26 @@ def test_callers_who_left_do_not_hold_the_end_up(server: Served) -> None:
     server.terminate()
     assert server.wait_end(25) == 0
     server.assert_nothing_left()
+
+
+def test_a_request_that_cannot_be_encoded_leaves_nothing_unfinished(project: Project) -> None:
+    """A number too large for the engine's wire is refused, and an idle engine does not look stalled afterwards."""
+    project.environment["JUBAKO__LIFE__STALL_SECONDS"] = "4"
+    with project.serving() as server:
+        server.wait_ready()
+        body = {"model": "smollm2", "prompt": "hello", "max_tokens": 2}
+        for fields in (
+            {"top_k": 10**30},
+            {"top_k": 10**30, "stream": True},
+            {"top_k": 10**30, "temperature": 1, "n": 2},
+        ):
+            reply = httpx.post(
+                f"{server.url}/v1/completions", headers={"authorization": f"Bearer {server.key}"}, json=body | fields
+            )
+            assert reply.status_code == 400, reply.text
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.wait_end(10)  # more than twice the stall
+        assert models(server).status_code == 200
 
 
 def test_death_of_the_engine_is_told_and_ends_the_server(server: Served) -> None:

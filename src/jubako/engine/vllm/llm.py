@@ -62,14 +62,21 @@ class OwnedLLM(AsyncLLM):
         if generation is not None:
             generation.engine_ids.add(request_id)
         inner = super().generate(prompt, sampling_params, request_id, **options)
+        begun = False
         try:
             async for output in inner:
+                begun = True
                 yield output
         except Exception as error:
             if generation is not None:
                 generation.failure = error
             raise
         finally:
+            if not begun and not self.errored:
+                # vLLM registers a request before it is sent to the engine, and forgets it only once it knows the
+                # queue. What fails or is cancelled in between (a number that cannot be encoded) would count as
+                # unfinished for ever, and an idle engine would look stalled.
+                await self.abort(request_id)
             # Closing this generator must close the engine's: that is what aborts.
             await inner.aclose()
             if generation is not None:
