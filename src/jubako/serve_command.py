@@ -15,7 +15,7 @@ from jubako import settings
 from jubako.engine import options as engine_options
 from jubako.errors import StartupFault
 from jubako.gate.authentication import ensure_key, read_key
-from jubako.release import manifest as manifests
+from jubako.release import catalogue
 from jubako.settings import ADDRESS_VARIABLE, Settings
 
 SERVICE = "service:Jubako"
@@ -81,9 +81,10 @@ def explain(project: Path) -> None:
 def _check(root: Path) -> Settings:
     loaded = settings.load(root)
     faults = []
+    release = loaded.server.release
     for step in (
         lambda: engine_options.check(loaded.engine_options, loaded.profile.environment),
-        lambda: manifests.load(loaded.manifest_path),
+        lambda: catalogue.load(loaded.configuration, f"{release.name}/{release.version}"),
     ):
         try:
             step()

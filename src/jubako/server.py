@@ -32,7 +32,7 @@ from jubako.errors import StartupFault, Unavailable
 from jubako.gate.authentication import KeyAuthenticator, read_key
 from jubako.life import Life, engine_lost, shutting_down
 from jubako.pipeline import Pipeline
-from jubako.release import manifest as manifests
+from jubako.release import catalogue
 from jubako.settings import ADDRESS_VARIABLE
 from jubako.telemetry import logs
 from jubako.vocabulary import Phase, Readiness
@@ -51,7 +51,8 @@ class Server:
 
     def __init__(self, root: Path) -> None:
         self.settings = settings.load(root)
-        self.manifest = manifests.load(self.settings.manifest_path)
+        release = self.settings.server.release
+        self.manifest = catalogue.load(self.settings.configuration, f"{release.name}/{release.version}")
         self.application = Application(self._handle)
         self._pipeline: Pipeline | None = None
         self._life: Life | None = None
@@ -209,6 +210,8 @@ class Server:
 
     def _on_signal(self, signum: int) -> None:
         life = self._require_life()
+        if life.readiness.phase is Phase.FAILED:
+            return  # the end is under way, with a status that an orchestrator acts on
         if self._ending is not None:
             # The kernel tells of the arbiter's death once for each of its threads: those are one signal.
             if time.monotonic() - self._ending_since >= SAME_SIGNAL_SECONDS:

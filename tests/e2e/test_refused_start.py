@@ -65,6 +65,14 @@ def test_every_fault_of_the_files_is_told_at_once(project: Project) -> None:
     assert "found" in log
 
 
+def test_a_manifest_in_the_folder_of_another_release_is_refused(project: Project) -> None:
+    """What the settings name is what is served."""
+    releases = project.folder / "configuration" / "releases"
+    shutil.copytree(releases / DEMO / "1", releases / "other" / "9")
+    project.environment |= {"JUBAKO__RELEASE__NAME": "other", "JUBAKO__RELEASE__VERSION": "9"}
+    assert f"the manifest is that of {DEMO}/1" in _refused(project)
+
+
 def test_an_altered_file_of_the_same_size_is_found(project: Project) -> None:
     """The contents count, not the size."""
     template = _stored(project) / "model" / "chat_template.jinja"

@@ -117,3 +117,20 @@ def test_the_names_are_those_of_vllm() -> None:
     }
     assert set(options.REFUSED_ENVIRONMENT) <= options.known_environment()
     assert sorted(set(options.OWNED) - real) == []
+
+
+@pytest.mark.parametrize(
+    "name", ["VLLM_ALLOW_INSECURE_SERIALIZATION", "VLLM_DEBUG_LOG_API_SERVER_RESPONSE", "VLLM_LOGGING_CONFIG_PATH"]
+)
+def test_a_refused_variable_is_refused_wherever_it_is_set(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The engine inherits the process's environment, not only the profile's."""
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(StartupFault, match=name):
+        options.check({}, {})
+
+
+@pytest.mark.parametrize("name", ["logits_processors", "worker_cls", "speculative_config", "hf_overrides"])
+def test_options_that_bring_unpinned_code_or_files_are_refused(name: str) -> None:
+    """What answers is what the release names."""
+    with pytest.raises(StartupFault, match="set by Jubako"):
+        options.check({name: "x"}, {})

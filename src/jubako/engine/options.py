@@ -12,6 +12,7 @@ import functools
 import importlib.metadata
 import importlib.util
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,10 +30,33 @@ OWNED = {
         ("served_model_name", "lora_modules", "fingerprint_mode", "fingerprint_value", "dtype"),
         "the release manifest says so",
     ),
-    **dict.fromkeys(("trust_remote_code", "tool_parser_plugin", "reasoning_parser_plugin"), "no remote code is run"),
+    **dict.fromkeys(
+        (
+            "trust_remote_code",
+            "tool_parser_plugin",
+            "reasoning_parser_plugin",
+            "logits_processors",
+            "worker_cls",
+            "worker_extension_cls",
+            "scheduler_cls",
+            "io_processor_plugin",
+        ),
+        "no remote code is run",
+    ),
+    **dict.fromkeys(
+        ("speculative_config", "generation_config", "hf_overrides", "hf_token", "kv_transfer_config"),
+        "the release manifest says which files are served",
+    ),
     **dict.fromkeys(("load_format", "model_weights"), "safetensors only"),
     **dict.fromkeys(
-        ("enable_log_requests", "enable_log_outputs", "enable_log_deltas", "max_log_len", "log_error_stack"),
+        (
+            "enable_log_requests",
+            "enable_log_outputs",
+            "enable_log_deltas",
+            "max_log_len",
+            "log_error_stack",
+            "log_config_file",
+        ),
         "prompts and completions are never logged",
     ),
     **dict.fromkeys(
@@ -48,6 +72,7 @@ REFUSED_ENVIRONMENT = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "adapters are pinned by the release manifest",
     "VLLM_API_KEY": "keys are authentication's",
     "VLLM_DEBUG_LOG_API_SERVER_RESPONSE": "completions are never logged",
+    "VLLM_LOGGING_CONFIG_PATH": "prompts and completions are never logged",
     "VLLM_SERVER_DEV_MODE": "it opens routes that bypass the boundary",
 }
 FIXED_ENVIRONMENT = {
@@ -112,7 +137,7 @@ def check(options: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
         elif isinstance(value, list) and any(isinstance(item, str) and item.startswith("-") for item in value):
             # On vLLM's command line it would be an option of its own, perhaps one of those above.
             faults.append(f"engine option {name}: an item must not begin with a hyphen")
-    for name in environment:
+    for name in {**environment, **{name: "" for name in REFUSED_ENVIRONMENT if name in os.environ}}:
         if name in REFUSED_ENVIRONMENT:
             faults.append(f"engine environment {name}: refused ({REFUSED_ENVIRONMENT[name]}); remove it")
         elif name not in known_environment():

@@ -34,11 +34,19 @@ class WithoutContent(logging.Filter):
         """Rewrite `record`; debug records of request handling, which quote it too, are dropped by their level."""
         if record.levelno < logging.INFO:
             return False
+        if record.args and not _numbers(record.args):
+            # Values may quote the request (a malformed tool call, a template's complaint); the sentence says enough.
+            record.msg = f"{record.msg} [values left out, {record.filename}:{record.lineno}]"
+            record.args = None
         if record.exc_info and record.exc_info[1] is not None:
             record.msg = f"{record.getMessage()} {place(record.exc_info[1])}"
             record.args = None
             record.exc_info = record.exc_text = None
         return True
+
+
+def _numbers(args: object) -> bool:
+    return isinstance(args, tuple) and all(isinstance(value, int | float) for value in args)
 
 
 def keep_content_out(name: str) -> None:
