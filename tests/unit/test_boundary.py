@@ -243,3 +243,11 @@ async def test_websockets_are_closed() -> None:
 
     await Application(ready_pipeline(ScriptedEngine()))({"type": "websocket"}, None, send)  # type: ignore[arg-type]
     assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+@pytest.mark.parametrize("raw", [b"\xed\xa0\x80", b"\xff\xfe"], ids=["half a surrogate pair", "no UTF-8"])
+def test_bytes_that_are_no_text_are_refused(raw: bytes) -> None:
+    """Wherever they stand: the tokenizer could not take them, and no reply could hold them."""
+    with pytest.raises(InvalidRequest) as raised:
+        protocol.parse(b'{"stop": "' + raw + b'"}', JSON)
+    assert raised.value.code == "invalid_json"

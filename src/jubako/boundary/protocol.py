@@ -38,7 +38,8 @@ def parse(body: bytes, content_type: str | None) -> dict[str, Any]:
     if media_type != "application/json":
         raise UnsupportedMediaType("The request body must be JSON: send 'Content-Type: application/json'.")
     try:
-        document = json.loads(body, parse_constant=_not_json, parse_float=_finite)
+        # Decoded here, because json.loads lets bytes through that are no text: encoded halves of surrogate pairs.
+        document = json.loads(body.decode(), parse_constant=_not_json, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         # Position only: the text around it is the caller's.
         where = f" (line {error.lineno}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
