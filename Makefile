@@ -40,7 +40,7 @@ check: setup ## format, lint, types and the rooms' boundaries (seconds)
 lock: ## solve pyproject.toml into requirements/*.txt (UPGRADE=1 takes newer versions; needs the network)
 	@sh scripts/lock.sh $(if $(UPGRADE),--upgrade)
 
-clean: ## remove the environment and every cache; releases in .jubako stay
+clean: ## remove the environment and every cache; the API key and the stored models stay
 	rm -rf .venv .jubako/lock-tools .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
 	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -rf src/jubako.egg-info

@@ -26,10 +26,13 @@ application = server.application
 
 # The image installs the lock as it stands, torch apart from it: BentoML's own step would solve it again and take a
 # CUDA build of torch. The path is relative because BentoML allows no other; only a build, which runs here, needs it.
-LOCK = "requirements/cpu.txt"
+PROFILE = server.settings.server.engine.profile
+LOCK = f"requirements/{PROFILE}.txt"
 image = bentoml.images.Image(python_version="3.11", lock_python_packages=False).build_include("requirements", "scripts")
 if Path(LOCK).is_file():
-    image.requirements_file(LOCK).run("sh ./src/scripts/torch.sh uv pip install")
+    image.requirements_file(LOCK)
+    if PROFILE == "cpu":
+        image.run("sh ./src/scripts/torch.sh uv pip install")
 
 
 @bentoml.service(
@@ -40,9 +43,9 @@ if Path(LOCK).is_file():
     image=image,
     labels={"release": server.manifest.reference.replace("/", "."), "release-digest": server.manifest.digest},
     envs=[{"name": "UV_EXCLUDE", "value": "/home/bentoml/bento/src/requirements/not-locked.txt"}],
-    # Ours fires first, with a reason; BentoML's would answer in another shape. Not longer than that needs: its timer
+    # Ours fire first, with a reason; BentoML's would answer in another shape. Not longer than that needs: its timer
     # stays in memory until then, for every request.
-    traffic={"timeout": server.settings.server.limits.reply_seconds + 30},
+    traffic={"timeout": server.settings.first_byte_seconds + 30},
     endpoints={"livez": "/livez", "readyz": "/readyz"},
     # Spans and access lines of BentoML's cost more per streamed token than the token; Jubako writes its own line.
     tracing={"excluded_urls": ".*"},

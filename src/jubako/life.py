@@ -79,7 +79,7 @@ class Life:
         """Raise `Unavailable` with the code of the phase unless ready."""
         phase = self._readiness.phase
         if phase is Phase.STARTING:
-            raise Unavailable("The model is not ready yet.", code="not_ready")
+            raise Unavailable(f"The model is not ready yet: {self._readiness.reason}.", code="not_ready")
         if phase is Phase.DRAINING:
             raise Unavailable("The server is shutting down.", code="draining")
         if phase is Phase.FAILED:

@@ -41,7 +41,8 @@ def serve(host: str, port: int, project: Path) -> None:
     if not (root / "service.py").is_file():
         raise StartupFault(f"{root} has no service.py. Run this in the project's folder or name it with --project.")
     loaded = _check(root)
-    if ensure_key(loaded.key_file):
+    # Made only where nothing is mounted: a path outside the project that does not exist is a mistake, not a wish.
+    if loaded.key_file.is_relative_to(root) and ensure_key(loaded.key_file):
         click.echo(f"jubako: made a new API key: {loaded.key_file}", err=True)
     read_key(loaded.key_file)
     _check_address(host, port)

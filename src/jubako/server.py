@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 TELL_SECONDS = 5.0
 """For callers in flight to take the error that ends their request."""
 WATCH_EVERY_SECONDS = 0.5
+VERIFIED_VARIABLE = "JUBAKO_VERIFIED"
+"""Set by the arbiter for the worker: the digest of the release whose files it verified."""
 SAME_SIGNAL_SECONDS = 2.0
 """A signal that follows the first this soon is the same one, delivered again."""
 
@@ -83,6 +85,7 @@ class Server:
         self._check_release()
         read_key(self.settings.key_file)
         verify.verify(self.manifest, bundle.model_root(self.manifest))
+        os.environ[VERIFIED_VARIABLE] = self.manifest.digest
 
     def _check_release(self) -> None:
         """What the manifest says beyond its files: may it be served, by this engine, and can it be shown right."""
@@ -121,8 +124,10 @@ class Server:
         self._running = asyncio.create_task(self._run(self._life), name="server-run")
 
     async def _run(self, life: Life) -> None:
+        limit: asyncio.Timeout | None = None
         try:
-            async with asyncio.timeout(self.settings.server.life.start_seconds):
+            self._require_what_was_verified()
+            async with asyncio.timeout(self.settings.server.life.start_seconds) as limit:
                 life.doing("the engine is loading the model")
                 engine = await self._start_engine()
                 life.doing("the engine is answering the smoke prompts")
@@ -130,11 +135,11 @@ class Server:
         except (StartupFault, smoke.SmokeFailure) as fault:
             await self._fail(life, str(fault))
             return
-        except TimeoutError:
-            await self._fail(life, f"not ready within life.start_seconds ({self.settings.server.life.start_seconds:g})")
-            return
         except Exception as error:  # noqa: BLE001 - vLLM's start fails in many ways; its own log has the cause
-            await self._fail(life, f"the engine did not start: {type(error).__name__}: {error}")
+            reason = f"the engine did not start: {type(error).__name__}: {error}"
+            if limit is not None and limit.expired():
+                reason = f"not ready within life.start_seconds ({self.settings.server.life.start_seconds:g})"
+            await self._fail(life, reason)
             return
         if life.become_ready():
             self._announce()
@@ -145,6 +150,14 @@ class Server:
         )
         if self._ending is None:
             await self._fail(life, reason)
+
+    def _require_what_was_verified(self) -> None:
+        """The files on disk may have changed since the arbiter read them; what it verified is what is served."""
+        verified = os.environ.get(VERIFIED_VARIABLE)
+        if verified is not None and verified != self.manifest.digest:
+            raise StartupFault(
+                f"the manifest changed during the start: verified {verified}, found {self.manifest.digest}"
+            )
 
     async def _start_engine(self) -> Engine:
         key = read_key(self.settings.key_file)
@@ -163,6 +176,8 @@ class Server:
     def _make_engine(self) -> Engine:
         """Import vLLM (seconds, hence in a thread) and describe the engine to it."""
         variables = {k: engine_options.environment_text(v) for k, v in self.settings.profile.environment.items()}
+        # Ours is the limit of a start, with our words; vLLM's own would come first at ten minutes.
+        variables["VLLM_ENGINE_READY_TIMEOUT_S"] = str(math.ceil(self.settings.server.life.start_seconds))
         os.environ.update(variables | engine_options.FIXED_ENVIRONMENT)
         from jubako.engine.vllm.adapter import VllmEngine
         from jubako.release import bundle
@@ -217,6 +232,7 @@ class Server:
             if time.monotonic() - self._ending_since >= SAME_SIGNAL_SECONDS:
                 logger.warning("second signal: ending now")
                 life.interrupt_all(shutting_down)
+                processes.exit_at_latest(TELL_SECONDS, 0)
         elif life.readiness.phase is Phase.STARTING:
             # The engine's start cannot be interrupted from within; nobody is being served.
             logger.info("stopped while starting")

@@ -117,10 +117,10 @@ class Settings(BaseModel):
         return self.root / "configuration"
 
     @property
-    def manifest_path(self) -> Path:
-        """Where the manifest of the chosen release must be."""
-        release = self.server.release
-        return self.configuration / "releases" / release.name / release.version / "manifest.yaml"
+    def first_byte_seconds(self) -> float:
+        """The longest that a reply's first byte can take by our own limits, from the request's first byte."""
+        limits = self.server.limits
+        return limits.body_seconds + max(limits.reply_seconds, self.server.stream.keep_alive_seconds)
 
     @property
     def key_file(self) -> Path:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, MutableMapping
+from typing import Any
 
 import pytest
 
+from jubako.boundary.exchange import Exchange
 from jubako.errors import InternalError, InvalidRequest, Unavailable
 from jubako.settings import StreamSettings
 from jubako.vocabulary import Call, Stream
@@ -175,3 +177,27 @@ async def test_a_caller_who_leaves_closes_the_engine_s_stream() -> None:
     await task
     assert closed.is_set()
     assert engine.aborted == [engine.calls[0].request_id]
+
+
+async def test_nothing_is_sent_before_the_status_line() -> None:
+    """Even when the keep-alive task is still sending it, to a socket that takes its time."""
+    taken: list[str] = []
+    released = asyncio.Event()
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            await released.wait()
+        taken.append(message["type"])
+
+    async def receive() -> MutableMapping[str, Any]:
+        return {"type": "http.disconnect"}
+
+    exchange = Exchange({"method": "POST", "path": "/", "headers": []}, receive, send)
+    opening = asyncio.create_task(exchange.open_stream())
+    await asyncio.sleep(0)
+    writing = asyncio.create_task(exchange.event(b"data: x\n\n"))
+    await asyncio.sleep(0)
+    assert taken == []
+    released.set()
+    await asyncio.gather(opening, writing)
+    assert taken == ["http.response.start", "http.response.body"]

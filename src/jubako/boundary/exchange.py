@@ -53,6 +53,7 @@ class Exchange:
         self.status = 0
         self.last_write_at = self.started_at
         self.writing_since = 0.0
+        self._status_line_sent = asyncio.Event()
         self._body_unread = self.header("content-length") not in {None, "0"} or (
             self.header("transfer-encoding") is not None
         )
@@ -118,6 +119,9 @@ class Exchange:
     async def event(self, event: bytes) -> None:
         """Send one whole server-sent event, or several joined."""
         self.writing_since = self.last_write_at = time.monotonic()
+        if not self._status_line_sent.is_set():
+            # The keep-alive task may be sending it at this moment, to a socket that is not taking it.
+            await self._status_line_sent.wait()
         await self._send({"type": "http.response.body", "body": event, "more_body": True})
         self.writing_since = 0.0
 
@@ -142,12 +146,16 @@ class Exchange:
         if self._body_unread:
             # A body that nobody wants would be read to its end for the sake of the connection.
             common.append((b"connection", b"close"))
-        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *common]})
+        try:
+            await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *common]})
+        finally:
+            self._status_line_sent.set()
         self.writing_since = 0.0
 
     async def _write(self, body: bytes, *, more: bool) -> None:
         self.writing_since = self.last_write_at = time.monotonic()
         if not more:
             self.reply_ended = True
+        await self._status_line_sent.wait()
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
         self.writing_since = 0.0

@@ -26,7 +26,8 @@ def default_release(configuration: Path) -> str | None:
     from jubako.release import catalogue
 
     known = catalogue.references(configuration)
-    if (configuration / "server.yaml").is_file():
+    # Settings are read by project; a folder of another name is no project's, only a place for manifests.
+    if configuration.resolve().name == "configuration" and (configuration / "server.yaml").is_file():
         chosen = settings.load(configuration.resolve().parent).server.release
         return f"{chosen.name}/{chosen.version}"
     return known[0] if len(known) == 1 else None
