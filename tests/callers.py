@@ -13,6 +13,8 @@ import httpx
 from tests.project import DEMO, Served, until
 
 PATIENCE_SECONDS = 180.0
+ENDLESS = 1900
+"""Tokens of a stream that a test means to cut: far more than any machine makes before it does."""
 
 
 class Caller(threading.Thread):
@@ -22,6 +24,8 @@ class Caller(threading.Thread):
         super().__init__(daemon=True)
         self._served = served
         self._max_tokens = max_tokens
+        # Made before any caller starts, and without a trust store: loading one takes long beside a busy engine.
+        self._client = httpx.Client(verify=False, timeout=PATIENCE_SECONDS)  # noqa: S501 - plain HTTP on loopback
         self.status = 0
         self.events: list[str] = []
         self.broken: Exception | None = None
@@ -30,17 +34,18 @@ class Caller(threading.Thread):
         """Send the request and read events until the stream ends."""
         body = {"model": DEMO, "prompt": "Once upon a time", "max_tokens": self._max_tokens, "stream": True}
         try:
-            with httpx.stream(
+            with self._client.stream(
                 "POST",
                 f"{self._served.url}/v1/completions",
                 headers={"authorization": f"Bearer {self._served.key}"},
                 json=body | {"ignore_eos": True, "temperature": 0},
-                timeout=PATIENCE_SECONDS,
             ) as reply:
                 self.status = reply.status_code
                 self.events.extend(line.removeprefix("data: ") for line in reply.iter_lines() if line[:5] == "data:")
         except httpx.TransportError as error:
             self.broken = error
+        finally:
+            self._client.close()
 
     @property
     def completed(self) -> bool:
@@ -56,12 +61,13 @@ class Caller(threading.Thread):
 
 
 @contextmanager
-def streaming(served: Served, callers: int = 3, max_tokens: int = 400) -> Iterator[list[Caller]]:
+def streaming(served: Served, callers: int = 3, max_tokens: int = ENDLESS) -> Iterator[list[Caller]]:
     """Callers that all have had a few tokens; at the end each has been waited for."""
     started = [Caller(served, max_tokens) for _ in range(callers)]
     for caller in started:
         caller.start()
     until(lambda: all(len(caller.events) > 5 for caller in started), "every stream is under way")
+    assert not any(caller.completed for caller in started), "a stream ended before all were under way"
     yield started
     for caller in started:
         caller.join(PATIENCE_SECONDS)

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.callers import models, streaming
+from tests.callers import ENDLESS, models, streaming
 from tests.project import Project, Served, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -32,7 +32,9 @@ def server(project: Project) -> Iterator[Served]:
 
 def test_sigterm_drains_and_leaves_nothing(server: Served) -> None:
     """Unready at once, new requests are refused with advice, streams in flight finish, exit 0."""
-    with streaming(server, max_tokens=250) as callers:
+    with streaming(server, max_tokens=400) as callers:
+        # Held still while the drain is looked at: how fast an engine decodes must not decide the test.
+        server.engine_core().send_signal(signal.SIGSTOP)
         server.terminate()
         until(lambda: models(server).status_code == 503, "new requests are refused", 5)
         refused = models(server)
@@ -41,6 +43,7 @@ def test_sigterm_drains_and_leaves_nothing(server: Served) -> None:
         assert int(refused.headers["retry-after"]) >= 1
         assert httpx.get(f"{server.url}/readyz", timeout=5).status_code == 503
         assert not any(caller.completed for caller in callers), "the streams ended before the drain was seen"
+        server.engine_core().send_signal(signal.SIGCONT)
     assert [(caller.status, caller.completed) for caller in callers] == [(200, True)] * len(callers)
     assert server.wait_end() == 0
     assert "ERROR" not in server.log.partition("draining:")[2]
@@ -52,7 +55,7 @@ def test_streams_beyond_the_drain_time_are_told(project: Project) -> None:
     project.environment["JUBAKO__LIFE__DRAIN_SECONDS"] = "1"
     with project.serving() as server:
         server.wait_ready()
-        with streaming(server, max_tokens=1900) as callers:
+        with streaming(server, max_tokens=ENDLESS) as callers:
             server.terminate()
         assert [caller.error.get("code") for caller in callers] == ["draining"] * len(callers)
         assert server.wait_end() == 0
