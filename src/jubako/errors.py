@@ -9,6 +9,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from jubako.vocabulary import Rates
+
+MAXIMUM_RETRY_AFTER_SECONDS = 120.0
+"""The official SDK does not retry at all when it is told to wait longer."""
+
 
 class Refusal(Exception):
     """A request that gets no answer, with the reason the caller is told.
@@ -21,13 +26,19 @@ class Refusal(Exception):
     type: ClassVar[str] = "server_error"
     default_code: ClassVar[str] = "internal_error"
     retry: ClassVar[bool] = False
-    retry_after_seconds: ClassVar[float] = 1.0
+    retry_after_seconds: float = 1.0
+    rates: Rates | None = None
+    """The caller's limits a minute at that moment, where a budget refused."""
 
-    def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, code: str | None = None, param: str | None = None, retry_after_seconds: float | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.code = code or self.default_code
         self.param = param
+        if retry_after_seconds is not None:
+            self.retry_after_seconds = min(max(retry_after_seconds, 0.0), MAXIMUM_RETRY_AFTER_SECONDS)
 
 
 class InvalidRequest(Refusal):
@@ -44,6 +55,14 @@ class Unauthenticated(Refusal):
     status = 401
     type = "authentication_error"
     default_code = "invalid_api_key"
+
+
+class Forbidden(Refusal):
+    """Known, but not allowed to do this: `scope_missing` or `tenant_suspended`."""
+
+    status = 403
+    type = "permission_error"
+    default_code = "scope_missing"
 
 
 class NotFound(Refusal):
@@ -88,6 +107,26 @@ class UnsupportedMediaType(Refusal):
     status = 415
     type = "invalid_request_error"
     default_code = "unsupported_media_type"
+
+
+class Busy(Refusal):
+    """No room now, with a computed time to come back.
+
+    `rate_limit_exceeded`, `concurrency_exceeded` (the tenant's own limits), `queue_full`, `wait_too_long` (the server's).
+    """
+
+    status = 429
+    type = "rate_limit_error"
+    default_code = "rate_limit_exceeded"
+    retry = True
+
+
+class QuotaExhausted(Refusal):
+    """A budget of a day or a month is used up: coming back soon does not help."""
+
+    status = 429
+    type = "rate_limit_error"
+    default_code = "insufficient_quota"
 
 
 class Unavailable(Refusal):

@@ -1,7 +1,7 @@
 """What an operator turned: `configuration/server.yaml`, an engine profile, and the environment on top.
 
-Owns the names, types and bounds of every setting; the values stand in the files alone, so a default is stated once.
-Knows nothing of what the settings are used for.
+Owns how they are read, merged and explained; `sections` has their names, types and bounds. Knows nothing of what the
+settings are used for.
 """
 
 from __future__ import annotations
@@ -11,85 +11,19 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from jubako import documents
 from jubako.errors import StartupFault
+from jubako.sections import Section, ServerSettings
 
 PREFIX = "JUBAKO__"
 ADDRESS_VARIABLE = "JUBAKO_ADDRESS"
 """Set by `jubako serve` for the worker: which address its ready message names. Not a setting."""
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
-Name = Annotated[
-    str,
-    BeforeValidator(lambda value: str(value) if type(value) is int else value),
-    Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=63),
-]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ReleaseSettings(_Section):
-    """Which release answers."""
-
-    name: Name
-    version: Name
-
-
-class EngineSettings(_Section):
-    """Which engine profile, and single options on top of it."""
-
-    profile: Name
-    options: dict[str, Any]
-
-
-class AuthenticationSettings(_Section):
-    """Where the API key is mounted."""
-
-    key_file: Path
-
-
-class LimitSettings(_Section):
-    """What the boundary reads at most, and how long a whole reply may take."""
-
-    body_bytes: Annotated[int, Field(ge=1024, le=1 << 30)]
-    reply_seconds: Seconds
-    body_seconds: Seconds
-
-
-class StreamSettings(_Section):
-    """When a silent or blocked stream is acted upon."""
-
-    keep_alive_seconds: Seconds
-    stalled_reader_seconds: Seconds
-
-
-class LifeSettings(_Section):
-    """How long each phase of the server's life may take."""
-
-    start_seconds: Seconds
-    drain_seconds: Seconds
-    stall_seconds: Seconds
-    close_seconds: Seconds
-
-
-class ServerSettings(_Section):
-    """All of `configuration/server.yaml`."""
-
-    release: ReleaseSettings
-    engine: EngineSettings
-    authentication: AuthenticationSettings
-    limits: LimitSettings
-    stream: StreamSettings
-    life: LifeSettings
-
-
-class EngineProfile(_Section):
+class EngineProfile(Section):
     """One file of `configuration/engines/`: vLLM's own option names and environment variables."""
 
     environment: dict[str, str | int | float | bool]

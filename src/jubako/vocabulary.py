@@ -37,12 +37,160 @@ class Phase(enum.StrEnum):
     FAILED = "failed"
 
 
+class Scope(enum.StrEnum):
+    """What a credential may be used for: one scope a family of routes."""
+
+    MODELS = "models"
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+    OPERATOR = "operator"
+    """Metrics and other surfaces of the operator; never implied by another scope."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Hard limits of one request, checked before tokenization but for `prompt_tokens`. All are inclusive maxima."""
+
+    body_bytes: int
+    body_seconds: float
+    json_depth: int
+    json_values: int
+    """Keys of objects and items of arrays in the whole body."""
+    messages: int
+    message_characters: int
+    prompt_characters: int
+    """Characters of all messages, prompts and tool descriptions together."""
+    prompts: int
+    """Prompts in one completion request."""
+    prompt_tokens: int
+    """After rendering, each prompt."""
+    output_tokens: int
+    """Each choice; what a request may ask for."""
+    default_output_tokens: int
+    """Each choice of a request that asks for no number."""
+    choices: int
+    """`n` and `best_of`."""
+    logprobs: int
+    stops: int
+    stop_characters: int
+    tools: int
+    schema_bytes: int
+    """Each JSON schema, regular expression or grammar, as JSON; tools' parameters too."""
+    logit_bias: int
+    token_ids: int
+    """Items of a list of token ids or of words to avoid."""
+    images: int
+    image_bytes: int
+    """Each image, decoded from base64."""
+    image_pixels: int
+    """Each image, width times height."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What may be used in a span of time; None is without limit. Tokens are those of prompts and replies together."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    tokens_per_day: int | None = None
+    tokens_per_month: int | None = None
+    concurrency: int | None = None
+    """Requests under way at once, queued ones included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What a tenant may do, as its operator decided; limits are already the lower of the server's and its own."""
+
+    models: frozenset[str] | None
+    """Approved names, adapters included; None: every name that the release serves."""
+    scopes: frozenset[Scope]
+    weight: float
+    """Share of the engine beside other tenants of the same priority."""
+    priority: int
+    """Lower goes first."""
+    deadline_seconds: float
+    """From the request's arrival to the reply's end; a caller may lower it."""
+    queue_seconds: float
+    """The longest wait in the queue."""
+    limits: Limits
+    tenant_budget: Budget
+    key_budget: Budget
+
+    def approves(self, model: str) -> bool:
+        """Whether the tenant may use the name."""
+        return self.models is None or model in self.models
+
+
 @dataclass(frozen=True, slots=True)
 class Principal:
     """Who asks, as the authentication found it; never what the caller claims."""
 
     tenant: str
     key_id: str
+    """Public id of the key, or of the token's subject; safe to log."""
+    scopes: frozenset[Scope]
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request asks for, as far as can be told before tokenization."""
+
+    model: str
+    prompts: int
+    choices: int
+    prompt_tokens: int
+    """Estimated from characters, all prompts together."""
+    output_tokens: int
+    """The bound of each choice; the engine is given the same."""
+    grammar: bool
+    """Whether the reply is constrained by a schema, a regular expression or a grammar."""
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that run side by side in the engine."""
+        return self.prompts * self.choices
+
+    @property
+    def tokens(self) -> int:
+        """The most that can be used: prompts and every choice to its bound."""
+        return self.prompt_tokens + self.sequences * self.output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """One limit a minute as a caller is told of it."""
+
+    limit: int
+    remaining: int
+    reset_seconds: float
+    """Until all of it is free again, if nothing more is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What `x-ratelimit-*` say: the tightest of the tenant's and the key's limits a minute; None where there is none."""
+
+    requests: Rate | None = None
+    tokens: Rate | None = None
+
+
+@dataclass(slots=True)
+class Usage:
+    """Exact tokens of one request so far. Written by the engine alone, read by everyone; never goes down."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Those of `prompt_tokens` that were found in the cache."""
+    generated_tokens: int = 0
+    first_token_at: float = 0.0
+    """Monotonic seconds; zero until there is one."""
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and generated tokens together: what budgets count."""
+        return self.prompt_tokens + self.generated_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +198,16 @@ class Call:
     """One request for the engine.
 
     `body` is the parsed JSON object, already free of privileged fields. `request_id` is ours: the engine's own ids
-    are derived from it, and an abort by it reaches this request alone.
+    are derived from it, and an abort by it reaches this request alone. `cache_salt` keeps tenants' caches apart.
     """
 
     route: Route
     request_id: str
     body: Mapping[str, Any]
     principal: Principal
+    demand: Demand
+    cache_salt: str
+    usage: Usage = field(default_factory=Usage)
 
     @property
     def stream(self) -> bool:
@@ -84,6 +235,22 @@ class Stream:
 
 
 Reply = Document | Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the engine, as it was reported. `at` is monotonic seconds.
+
+    `seconds` is the time since the step before, or zero if the engine was idle in between.
+    """
+
+    at: float
+    seconds: float
+    running: int
+    """Sequences that the step worked on."""
+    prompt_tokens: int
+    """Prompt tokens computed in the step; cached ones do not count."""
+    generated_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from jubako.vocabulary import Call, Document, Reply
+from jubako.vocabulary import Call, Document, Reply, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +34,25 @@ class Engine(Protocol):
     async def model(self, name: str) -> Document:
         """One served name; raises `NotFound`."""
 
+    @property
+    def ceiling(self) -> int:
+        """The most sequences that the engine runs at once."""
+
+    def listen(self, on_step: Callable[[Step], None]) -> None:
+        """Have `on_step` called for every step from now on, in the event loop; it must be quick and raise nothing."""
+
+    async def vet(self, call: Call) -> None:
+        """Refuse a schema, regular expression or grammar that is wrong, or too costly for the engine to prepare.
+
+        Raises `InvalidRequest`. Costs nothing to others: the work is done outside this process, within limits.
+        """
+
     async def answer(self, call: Call) -> Reply:
-        """Generate. Raises `Refusal`; cancelling the caller aborts in the engine."""
+        """Generate. Raises `Refusal`; cancelling the caller aborts in the engine.
+
+        Every prompt is salted with `call.cache_salt` and every choice bounded by `call.demand.output_tokens`;
+        `call.usage` follows what is used.
+        """
 
     async def abort(self, request_id: str) -> None:
         """Stop everything that runs for `request_id`; nothing happens if nothing does."""

@@ -1,0 +1,47 @@
+"""Budgets: what tenants and keys may use in a span of time, counted atomically.
+
+    reserve -> (amend) -> settle | release
+
+A reservation takes one request, one place of concurrency and the most tokens the request can use from every budget
+that applies, all or none. `settle` replaces those tokens by the real ones; `release` gives everything back, the
+request too. A process that dies leaves reservations that end by themselves when their lease runs out.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from jubako.vocabulary import Principal, Rates
+
+
+class Reservation(Protocol):
+    """What one request holds. `settle` and `release` work once; whichever comes later does nothing."""
+
+    @property
+    def rates(self) -> Rates:
+        """The limits a minute right after this reservation."""
+
+    async def amend(self, tokens: int) -> None:
+        """Hold `tokens` in all from now on; raises `Busy` or `QuotaExhausted` if more than held and too many."""
+
+    async def settle(self, tokens: int) -> None:
+        """End the reservation: `tokens` were used."""
+
+    async def release(self) -> None:
+        """End the reservation: nothing was used, as if the request had not been made."""
+
+
+class Budgets(Protocol):
+    """The counts of one server, or of several that share a store."""
+
+    async def open(self) -> None:
+        """Connect, and begin to keep this process's leases alive; raises `StartupFault`."""
+
+    async def reserve(self, principal: Principal, tokens: int) -> Reservation:
+        """Take what the request needs; raises `Busy` or `QuotaExhausted` (both with `rates`), and then takes nothing.
+
+        Fails closed: raises `Unavailable` when the store cannot be reached.
+        """
+
+    async def close(self) -> None:
+        """Give back what this process still holds, and disconnect."""

@@ -1,0 +1,178 @@
+"""The sections of `configuration/server.yaml`: the name, type and bounds of every setting.
+
+The values stand in the file alone, so that a default is stated once. Knows nothing of how they are read or used.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from jubako.vocabulary import Limits
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Name = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),
+    Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=63),
+]
+
+
+class Section(BaseModel):
+    """Closed and frozen: an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ReleaseSettings(Section):
+    """Which release answers."""
+
+    name: Name
+    version: Name
+
+
+class EngineSettings(Section):
+    """Which engine profile, and single options on top of it."""
+
+    profile: Name
+    options: dict[str, Any]
+
+
+class JwtSettings(Section):
+    """Which tokens of an identity provider are accepted. Claims `iss`, `aud`, `exp` and the tenant's are required."""
+
+    issuer: str
+    audience: str
+    jwks: str
+    """Path of a file, or an https URL (http is for loopback only)."""
+    tenant_claim: str
+    scope_claim: str | None
+    """Space-separated scopes or a list; None: the tenant's policy alone decides."""
+    algorithms: Annotated[list[Literal["RS256", "RS384", "RS512", "ES256", "ES384", "ES512", "EdDSA"]], Field(min_length=1)]
+    leeway_seconds: Annotated[float, Field(ge=0, le=300)]
+    cache_seconds: Seconds
+
+
+class AuthenticationSettings(Section):
+    """Where keys and tenants are, and how soon a change of them is seen."""
+
+    keys_file: Path
+    tenants_file: Path
+    reload_seconds: Annotated[float, Field(gt=0, le=60)]
+    jwt: JwtSettings | None
+
+
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+CountOrNone = Annotated[int, Field(ge=0, le=1_000_000_000)]
+
+
+class LimitSettings(Section):
+    """Hard limits of one request; see `vocabulary.Limits`. A policy may lower each of them, never raise it."""
+
+    body_bytes: Annotated[int, Field(ge=1024, le=1 << 30)]
+    body_seconds: Seconds
+    json_depth: Annotated[int, Field(ge=4, le=200)]
+    json_values: Count
+    messages: Count
+    message_characters: Count
+    prompt_characters: Count
+    prompts: Count
+    prompt_tokens: Count
+    output_tokens: Count
+    default_output_tokens: Count
+    choices: Count
+    logprobs: CountOrNone
+    stops: CountOrNone
+    stop_characters: Count
+    tools: CountOrNone
+    schema_bytes: CountOrNone
+    logit_bias: CountOrNone
+    token_ids: CountOrNone
+    images: CountOrNone
+    image_bytes: Count
+    image_pixels: Count
+
+    @property
+    def limits(self) -> Limits:
+        """The same as a record that every room knows."""
+        return Limits(**self.model_dump())
+
+
+class GrammarSettings(Section):
+    """How much a schema, regular expression or grammar may cost before it reaches the engine."""
+
+    check_seconds: Seconds
+    memory_bytes: Annotated[int, Field(ge=1 << 26, le=1 << 36)]
+
+
+class DeadlineSettings(Section):
+    """The longest a request may take, whatever its policy says."""
+
+    seconds: Seconds
+
+
+class AdmissionSettings(Section):
+    """The queue in front of the engine, and the pace that is held behind it."""
+
+    time_per_output_token_seconds: Annotated[float, Field(gt=0, le=60)]
+    """How many sequences run at once is found so that this holds."""
+    queue_requests: Count
+    queue_tokens: Count
+    """Estimated tokens of all queued requests together."""
+    ageing_seconds: Seconds
+    """A queued request moves up one priority each time this passes."""
+
+
+class BudgetSettings(Section):
+    """Where the counts of requests and tokens are kept."""
+
+    store: Literal["sqlite", "redis"]
+    sqlite_file: Path
+    redis_url: str | None
+    """`redis://` or `rediss://`, without a password."""
+    redis_password_file: Path | None
+    lease_seconds: Annotated[float, Field(ge=1, le=600)]
+    """What a process that was killed had reserved is free again after this long."""
+
+
+class SurfaceSettings(Section):
+    """Who reaches what is not the API: `open`, `operator` (a key with that scope) or `closed` (404)."""
+
+    metrics: Literal["open", "operator", "closed"]
+    documentation: Literal["open", "operator", "closed"]
+    """BentoML's own /schema.json and /docs.json."""
+    cors_origins: list[str]
+
+
+class StreamSettings(Section):
+    """When a silent or blocked stream is acted upon."""
+
+    keep_alive_seconds: Seconds
+    stalled_reader_seconds: Seconds
+
+
+class LifeSettings(Section):
+    """How long each phase of the server's life may take."""
+
+    start_seconds: Seconds
+    drain_seconds: Seconds
+    stall_seconds: Seconds
+    close_seconds: Seconds
+
+
+class ServerSettings(Section):
+    """All of `configuration/server.yaml`."""
+
+    release: ReleaseSettings
+    engine: EngineSettings
+    authentication: AuthenticationSettings
+    limits: LimitSettings
+    grammar: GrammarSettings
+    deadline: DeadlineSettings
+    admission: AdmissionSettings
+    budgets: BudgetSettings
+    surfaces: SurfaceSettings
+    stream: StreamSettings
+    life: LifeSettings
