@@ -31,7 +31,12 @@ class Refusal(Exception):
     """The caller's limits a minute at that moment, where a budget refused."""
 
     def __init__(
-        self, message: str, *, code: str | None = None, param: str | None = None, retry_after_seconds: float | None = None
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_seconds: float | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -112,7 +117,7 @@ class UnsupportedMediaType(Refusal):
 class Busy(Refusal):
     """No room now, with a computed time to come back.
 
-    `rate_limit_exceeded`, `concurrency_exceeded` (the tenant's own limits), `queue_full`, `wait_too_long` (the server's).
+    The tenant's own limits: `rate_limit_exceeded`, `concurrency_exceeded`; the server's: `queue_full`, `wait_too_long`.
     """
 
     status = 429

@@ -1,43 +1,83 @@
 """The one statement of the order in which a request is dealt with.
 
-    receive -> authenticate -> ready? -> read and parse -> generate -> reply -> account
+    receive -> authenticate -> may it, is the server ready -> read, parse, limit -> reserve -> vet -> admit
+            -> generate -> reply -> settle -> account
 
-A caller who goes away at any step ends the steps before the next one starts; in the engine that aborts the request.
+A caller who goes away at any step ends the steps before the next one starts: in the queue it leaves the queue, in the
+engine it aborts the request. What was reserved is settled or given back, and a place in the engine is left, in the
+function that took it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
+import json
 import logging
+import secrets
 import time
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jubako.boundary import protocol, routes, sse
+from jubako.boundary import deadlines, limits, problems, protocol, routes, sse
 from jubako.boundary.exchange import Exchange
-from jubako.engine.port import Engine
-from jubako.errors import ClientGone, DeadlineExceeded, InternalError, Refusal
-from jubako.gate.authentication import KeyAuthenticator
+from jubako.engine.port import Engine, OnPrompt
+from jubako.errors import ClientGone, DeadlineExceeded, InternalError, NotFound, Refusal
+from jubako.gate.admission.admission import Admission
+from jubako.gate.authentication import Authenticator, require
+from jubako.gate.budgets.port import Budgets, Reservation
 from jubako.life import Lease, Life
-from jubako.settings import LimitSettings, StreamSettings
+from jubako.settings import StreamSettings
 from jubako.telemetry import logs
-from jubako.vocabulary import Call, Document, Outcome, Principal, Route
+from jubako.vocabulary import Call, Demand, Document, Outcome, Principal, Route, Scope
 
 logger = logging.getLogger(__name__)
 requests_log = logging.getLogger("jubako.requests")
 
+SCOPES = {
+    Route.MODELS: Scope.MODELS,
+    Route.MODEL: Scope.MODELS,
+    Route.CHAT: Scope.CHAT,
+    Route.COMPLETIONS: Scope.COMPLETIONS,
+}
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Pipeline:
-    """The parts that one request passes, wired."""
+    """The parts that one request passes, wired. `serve` brings the engine; until then nothing is asked of it."""
 
-    authenticator: KeyAuthenticator
+    authenticator: Authenticator
     life: Life
-    engine: Engine
-    limits: LimitSettings
+    budgets: Budgets
     stream: StreamSettings
+    _engine: Engine | None = None
+    _admission: Admission | None = None
+    _salt: bytes = field(default_factory=lambda: secrets.token_bytes(32))
+    """Of this process: caches live no longer than it does, and no other process shares them."""
+    _settling: set[asyncio.Future[None]] = field(default_factory=set)
+
+    def serve(self, engine: Engine, admission: Admission) -> None:
+        """Answer with `engine`, behind `admission`, from now on."""
+        self._engine = engine
+        self._admission = admission
+        engine.listen(admission.on_step)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine; the phase of the server's life says whether there is one."""
+        if self._engine is None:
+            raise InternalError("The server has no engine yet.")
+        return self._engine
+
+    @property
+    def admission(self) -> Admission:
+        """The queue in front of the engine."""
+        if self._admission is None:
+            raise InternalError("The server has no engine yet.")
+        return self._admission
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answer one exchange; never raises but when the process itself cancels the task."""
@@ -46,7 +86,8 @@ class Pipeline:
             try:
                 match = routes.match(exchange.method, exchange.path)
                 route = match.route.value
-                principal = self.authenticator.authenticate(exchange.header("authorization"))
+                principal = await self.authenticator.authenticate(exchange.header("authorization"))
+                require(principal, SCOPES[match.route])
                 self.life.require_ready()
                 await self._dispatch(exchange, lease, match, principal)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the last line of defence
@@ -99,43 +140,99 @@ class Pipeline:
                 raise
             _uncancel()
 
-    async def _dispatch(self, exchange: Exchange, lease: Lease, match: routes.Match, principal: Principal) -> None:
-        if match.route is Route.MODELS:
-            await self._send(exchange, await self.engine.models())
-        elif match.route is Route.MODEL:
-            await self._send(exchange, await self.engine.model(match.model))
-        else:
-            body = await exchange.body(limit_bytes=self.limits.body_bytes, limit_seconds=self.limits.body_seconds)
-            fields = protocol.parse(body, exchange.header("content-type"))
-            await self._generate(exchange, lease, Call(match.route, exchange.unique_id, fields, principal))
+    async def settled(self) -> None:
+        """Wait until every reservation that was ended is in the books."""
+        while self._settling:
+            await asyncio.wait(self._settling)
 
-    async def _generate(self, exchange: Exchange, lease: Lease, call: Call) -> None:
+    async def _dispatch(self, exchange: Exchange, lease: Lease, match: routes.Match, principal: Principal) -> None:
+        if match.route in {Route.MODELS, Route.MODEL}:
+            await self._send(exchange, _models(await self.engine.models(), match, principal))
+            return
+        policy = principal.policy
+        deadline_seconds = deadlines.seconds(exchange.header(deadlines.HEADER), policy.deadline_seconds)
+        deadline_at = exchange.started_at + deadline_seconds
+        late = DeadlineExceeded(f"The request took longer than its deadline of {deadline_seconds:g} seconds.")
+        body = await exchange.body(
+            limit_bytes=policy.limits.body_bytes,
+            limit_seconds=min(policy.limits.body_seconds, deadline_seconds),
+        )
+        fields = protocol.parse(body, exchange.header("content-type"), policy.limits)
+        salt = hmac.new(self._salt, principal.tenant.encode(), hashlib.sha256).hexdigest()
+        fields, demand = limits.check(match.route, fields, policy.limits, media_salt=salt)
+        demand = self._approved(demand, principal)
+        call = Call(match.route, exchange.unique_id, fields, principal, demand, salt)
+        timer = asyncio.get_running_loop().call_later(deadline_at - time.monotonic(), lease.interrupt, late)
+        try:
+            async with self._reserved(call) as reservation:
+                exchange.add_headers(problems.rate_headers(reservation.rates))
+                await self._generate(exchange, lease, call, reservation, deadline_at)
+        finally:
+            timer.cancel()
+
+    def _approved(self, demand: Demand, principal: Principal) -> Demand:
+        """`demand` with the name that will answer; raises `NotFound` for one that is not there or not approved."""
+        name = demand.model or self.engine.names[0]
+        if name not in self.engine.names or not principal.policy.approves(name):
+            raise _no_model()
+        return demand if demand.model else replace(demand, model=name)
+
+    @asynccontextmanager
+    async def _reserved(self, call: Call) -> AsyncIterator[Reservation]:
+        """Hold what the call may use; at the end what it used is booked, and nothing if the engine never had it."""
+        reservation = await self.budgets.reserve(call.principal, call.demand.tokens)
+        try:
+            yield reservation
+        finally:
+            used = call.usage.tokens
+            ending = asyncio.ensure_future(reservation.settle(used) if used else reservation.release())
+            self._settling.add(ending)
+            ending.add_done_callback(self._settling.discard)
+            # A task that is being cancelled still ends its reservation.
+            await asyncio.shield(ending)
+
+    @asynccontextmanager
+    async def _admitted(self, call: Call, deadline_at: float) -> AsyncIterator[None]:
+        """Wait for a place in the engine and hold it. What could stall the engine is refused before."""
+        if call.demand.grammar:
+            await self.engine.vet(call)
+        ticket = await self.admission.admit(call.principal, call.demand, call.usage, deadline_at=deadline_at)
+        try:
+            yield
+        finally:
+            ticket.leave()
+
+    async def _generate(
+        self, exchange: Exchange, lease: Lease, call: Call, reservation: Reservation, deadline_at: float
+    ) -> None:
         watch = asyncio.create_task(_interrupt_when_gone(exchange, lease), name="client-watch")
+        outputs = call.demand.tokens - call.demand.prompt_tokens
+
+        async def on_prompt(prompt_tokens: int) -> None:
+            if prompt_tokens > call.demand.prompt_tokens:
+                await reservation.amend(prompt_tokens + outputs)
+
         try:
             if call.stream:
                 await sse.send(
                     exchange,
-                    self._events(call),
+                    self._events(call, on_prompt, deadline_at),
                     keep_alive_seconds=self.stream.keep_alive_seconds,
                     stalled_reader_seconds=self.stream.stalled_reader_seconds,
                     on_stalled_reader=lambda: lease.interrupt(ClientGone()),
                 )
             else:
-                await self._send(exchange, await self._answer(call, lease))
+                await self._send(exchange, await self._answer(call, on_prompt, deadline_at))
         finally:
             watch.cancel()
             if not exchange.reply_ended:
                 # Whatever ended this early, the engine must not go on for nobody.
                 await self.engine.abort(call.request_id)
 
-    async def _answer(self, call: Call, lease: Lease) -> Document:
-        """The whole reply, in time. The lease is interrupted, not the wait: vLLM swallows a plain cancellation."""
-        late = DeadlineExceeded(f"The reply took longer than {self.limits.reply_seconds:g} seconds. Stream it instead.")
-        timer = asyncio.get_running_loop().call_later(self.limits.reply_seconds, lease.interrupt, late)
-        try:
-            reply = await self.engine.answer(call)
-        finally:
-            timer.cancel()
+    async def _answer(self, call: Call, on_prompt: OnPrompt, deadline_at: float) -> Document:
+        """The whole reply."""
+        async with self._admitted(call, deadline_at):
+            reply = await self.engine.answer(call, on_prompt)
         if not isinstance(reply, Document):
             raise InternalError("The engine gave a stream that was not asked for.")
         return reply
@@ -148,14 +245,34 @@ class Pipeline:
         except TimeoutError:
             raise ClientGone from None
 
-    async def _events(self, call: Call) -> AsyncGenerator[bytes]:
-        """The reply's events; the engine's answer is awaited inside, so that keep-alive covers rendering too."""
-        reply = await self.engine.answer(call)
-        if isinstance(reply, Document):
-            raise InternalError("The engine gave no stream.")
-        async with aclosing(reply.events) as events:
-            async for event in events:
-                yield event
+    async def _events(self, call: Call, on_prompt: OnPrompt, deadline_at: float) -> AsyncGenerator[bytes]:
+        """The reply's events; waiting is done inside, so that keep-alive covers the queue and rendering too."""
+        async with self._admitted(call, deadline_at):
+            reply = await self.engine.answer(call, on_prompt)
+            if isinstance(reply, Document):
+                raise InternalError("The engine gave no stream.")
+            async with aclosing(reply.events) as events:
+                async for event in events:
+                    yield event
+
+
+def _models(cards: list[dict[str, Any]], match: routes.Match, principal: Principal) -> Document:
+    """Every name that the principal may use, or the one of the path."""
+    approved = [card for card in cards if principal.policy.approves(card["id"])]
+    if match.route is Route.MODELS:
+        return _json({"object": "list", "data": approved})
+    for card in approved:
+        if card["id"] == match.model:
+            return _json(card)
+    raise _no_model()
+
+
+def _json(value: Any) -> Document:
+    return Document(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+
+
+def _no_model() -> NotFound:
+    return NotFound("The model does not exist. GET /v1/models lists the names.", code="model_not_found", param="model")
 
 
 async def _interrupt_when_gone(exchange: Exchange, lease: Lease) -> None:

@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
@@ -29,13 +30,16 @@ from jubako.boundary.exchange import Exchange
 from jubako.engine import options as engine_options
 from jubako.engine.port import Engine
 from jubako.errors import StartupFault, Unavailable
-from jubako.gate.authentication import KeyAuthenticator, read_key
+from jubako.gate.admission.admission import Admission
+from jubako.gate.authentication import Authenticator
+from jubako.gate.budgets.opening import budgets
+from jubako.gate.budgets.port import Budgets
 from jubako.life import Life, engine_lost, shutting_down
 from jubako.pipeline import Pipeline
 from jubako.release import catalogue
 from jubako.settings import ADDRESS_VARIABLE
 from jubako.telemetry import logs
-from jubako.vocabulary import Phase, Readiness
+from jubako.vocabulary import Phase, Principal, Readiness
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +63,8 @@ class Server:
         self._pipeline: Pipeline | None = None
         self._life: Life | None = None
         self._engine: Engine | None = None
+        self._budgets: Budgets | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._ending_since = 0.0
@@ -83,7 +89,7 @@ class Server:
         os.environ.setdefault("BENTOML_CONTAINERIZED", "1")
         engine_options.check(self.settings.engine_options, self.settings.profile.environment)
         self._check_release()
-        read_key(self.settings.key_file)
+        self._load_authenticator()
         verify.verify(self.manifest, bundle.model_root(self.manifest))
         os.environ[VERIFIED_VARIABLE] = self.manifest.digest
 
@@ -127,11 +133,13 @@ class Server:
         limit: asyncio.Timeout | None = None
         try:
             self._require_what_was_verified()
+            pipeline = self._pipeline = await self._open_gate(life)
             async with asyncio.timeout(self.settings.server.life.start_seconds) as limit:
                 life.doing("the engine is loading the model")
                 engine = await self._start_engine()
                 life.doing("the engine is answering the smoke prompts")
-                await smoke.run(engine, self.manifest.smoke, self.manifest.aliases[0])
+                limits = self.settings.server.limits.limits
+                await smoke.run(engine, self.manifest.smoke, self.manifest.aliases[0], limits)
         except (StartupFault, smoke.SmokeFailure) as fault:
             await self._fail(life, str(fault))
             return
@@ -141,6 +149,7 @@ class Server:
                 reason = f"not ready within life.start_seconds ({self.settings.server.life.start_seconds:g})"
             await self._fail(life, reason)
             return
+        pipeline.serve(engine, Admission(self.settings.server.admission, ceiling=engine.ceiling))
         if life.become_ready():
             self._announce()
         reason = await life.watch(
@@ -159,17 +168,24 @@ class Server:
                 f"the manifest changed during the start: verified {verified}, found {self.manifest.digest}"
             )
 
+    def _load_authenticator(self) -> Authenticator:
+        server = self.settings.server
+        served = frozenset({*self.manifest.aliases, *(adapter.alias for adapter in self.manifest.adapters)})
+        return Authenticator.load(
+            server.authentication, self.settings.root, server.limits.limits, server.deadline.seconds, served
+        )
+
+    async def _open_gate(self, life: Life) -> Pipeline:
+        """Everything that a request passes before the engine; it refuses requests with a reason while there is none."""
+        authenticator = await asyncio.to_thread(self._load_authenticator)
+        self._budgets = budgets(self.settings.server.budgets, self.settings.root)
+        await self._budgets.open()
+        self._watching = asyncio.create_task(authenticator.watch(), name="authentication-watch")
+        return Pipeline(authenticator, life, self._budgets, self.settings.server.stream)
+
     async def _start_engine(self) -> Engine:
-        key = read_key(self.settings.key_file)
         engine = await asyncio.to_thread(self._make_engine)
         self._engine = engine
-        self._pipeline = Pipeline(
-            authenticator=KeyAuthenticator(key),
-            life=self._require_life(),
-            engine=engine,
-            limits=self.settings.server.limits,
-            stream=self.settings.server.stream,
-        )
         await engine.start()
         return engine
 
@@ -202,6 +218,12 @@ class Server:
     def readiness(self) -> Readiness:
         """Whether to send traffic here."""
         return self._life.readiness if self._life else Readiness(Phase.STARTING, "the worker is starting")
+
+    async def authenticate(self, authorization: str | None) -> Principal:
+        """Who asks for a surface that is not the API; raises a `Refusal`."""
+        if self._pipeline is None:
+            raise Unavailable("The server is starting.", code="not_ready")
+        return await self._pipeline.authenticator.authenticate(authorization)
 
     async def _handle(self, exchange: Exchange) -> None:
         if self._pipeline is None:
@@ -257,16 +279,29 @@ class Server:
         logger.critical("%s", reason)
         life.interrupt_all(engine_lost)
         await life.settled(TELL_SECONDS)
+        await self._close_gate()
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.close(0)
         processes.exit_now(1)
 
     async def stop(self) -> None:
-        """Close the engine; nothing happens if it is closed."""
+        """Close the books of the gate, then the engine; nothing happens if they are closed."""
+        await self._close_gate()
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.close(self.settings.server.life.close_seconds)
+
+    async def _close_gate(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+        held, self._budgets = self._budgets, None
+        if held is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TELL_SECONDS):
+                    if self._pipeline is not None:
+                        await self._pipeline.settled()
+                    await held.close()
 
     def _leave(self, signum: int) -> None:
         """Let the HTTP server do its own shutdown."""

@@ -23,6 +23,8 @@ from jubako.sections import Section, ServerSettings
 PREFIX = "JUBAKO__"
 ADDRESS_VARIABLE = "JUBAKO_ADDRESS"
 """Set by `jubako serve` for the worker: which address its ready message names. Not a setting."""
+
+
 class EngineProfile(Section):
     """One file of `configuration/engines/`: vLLM's own option names and environment variables."""
 
@@ -53,13 +55,7 @@ class Settings(BaseModel):
     @property
     def first_byte_seconds(self) -> float:
         """The longest that a reply's first byte can take by our own limits, from the request's first byte."""
-        limits = self.server.limits
-        return limits.body_seconds + max(limits.reply_seconds, self.server.stream.keep_alive_seconds)
-
-    @property
-    def key_file(self) -> Path:
-        """Absolute path of the API key's file."""
-        return self.root / self.server.authentication.key_file.expanduser()
+        return self.server.deadline.seconds
 
     @property
     def engine_options(self) -> dict[str, Any]:

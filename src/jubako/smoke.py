@@ -7,12 +7,13 @@ may be shown.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from jubako.engine.port import Engine
 from jubako.errors import Refusal
-from jubako.vocabulary import Call, Document, Principal, Route
+from jubako.vocabulary import Budget, Call, Demand, Document, Limits, Policy, Principal, Route
 
 
 class SmokePrompt(Protocol):
@@ -43,18 +44,35 @@ class SmokeFailure(Exception):
     """The engine gave another answer than the release expects."""
 
 
-async def run(engine: Engine, prompts: Sequence[SmokePrompt], alias: str) -> None:
+async def run(engine: Engine, prompts: Sequence[SmokePrompt], alias: str, limits: Limits) -> None:
     """Ask every prompt; raises `SmokeFailure` naming each that failed, what was expected and what was found."""
+    principal = _principal(limits)
     failures = []
     for number, prompt in enumerate(prompts):
-        found = await _ask(engine, prompt, alias, f"smoke-{number}")
+        found = await _ask(engine, prompt, alias, f"smoke-{number}", principal)
         if found != prompt.expected:
             failures.append(f"smoke prompt {prompt.name!r}: expected {prompt.expected!r}, found {found!r}")
     if failures:
         raise SmokeFailure("\n".join(failures))
 
 
-async def _ask(engine: Engine, prompt: SmokePrompt, alias: str, request_id: str) -> str:
+def _principal(limits: Limits) -> Principal:
+    """Nobody's: the smoke prompts are asked before anyone is let in, and pass neither the gate nor the budgets."""
+    policy = Policy(
+        models=None,
+        scopes=frozenset(),
+        weight=1,
+        priority=0,
+        deadline_seconds=math.inf,
+        queue_seconds=0,
+        limits=limits,
+        tenant_budget=Budget(),
+        key_budget=Budget(),
+    )
+    return Principal("smoke", "smoke", frozenset(), policy)
+
+
+async def _ask(engine: Engine, prompt: SmokePrompt, alias: str, request_id: str, principal: Principal) -> str:
     body: dict[str, Any] = {"model": alias, "max_tokens": prompt.max_tokens, "temperature": 0, "seed": 0}
     if prompt.messages is not None:
         route = Route.CHAT
@@ -62,7 +80,8 @@ async def _ask(engine: Engine, prompt: SmokePrompt, alias: str, request_id: str)
     else:
         route = Route.COMPLETIONS
         body["prompt"] = prompt.prompt
-    call = Call(route, request_id, body, Principal(tenant="smoke", key_id="smoke"))
+    demand = Demand(alias, prompts=1, choices=1, prompt_tokens=0, output_tokens=prompt.max_tokens, grammar=False)
+    call = Call(route, request_id, body, principal, demand, cache_salt="smoke")
     try:
         reply = await engine.answer(call)
     except Refusal as refusal:

@@ -170,7 +170,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What `x-ratelimit-*` say: the tightest of the tenant's and the key's limits a minute; None where there is none."""
+    """What `x-ratelimit-*` say: the tighter of the tenant's and the key's limits a minute; None where there is none."""
 
     requests: Rate | None = None
     tokens: Rate | None = None

@@ -64,6 +64,7 @@ OWNED = {
         "callers do not reach past the boundary",
     ),
     "shutdown_timeout": "it follows life.drain_seconds",
+    "disable_log_stats": "admission follows the engine's steps",
     "tool_server": "tools run at the caller",
     "sse_keep_alive_interval": "it is stream.keep_alive_seconds",
 }

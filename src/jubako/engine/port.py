@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from jubako.vocabulary import Call, Document, Reply, Step
+from jubako.vocabulary import Call, Reply, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,17 +22,22 @@ class VitalSigns:
     last_step_at: float
 
 
+OnPrompt = Callable[[int], Awaitable[None]]
+"""Given the exact prompt tokens of a call so far, before they are computed; what it raises ends the call."""
+
+
 class Engine(Protocol):
     """One model, ready to generate."""
 
     async def start(self) -> None:
         """Load the model; returns when the engine can generate. Raises `StartupFault`."""
 
-    async def models(self) -> Document:
-        """The list of served names as `/v1/models` shows it."""
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every served name: aliases first, then adapters. The first answers requests that name no model."""
 
-    async def model(self, name: str) -> Document:
-        """One served name; raises `NotFound`."""
+    async def models(self) -> list[dict[str, Any]]:
+        """Each served name as `/v1/models` shows it."""
 
     @property
     def ceiling(self) -> int:
@@ -47,11 +52,12 @@ class Engine(Protocol):
         Raises `InvalidRequest`. Costs nothing to others: the work is done outside this process, within limits.
         """
 
-    async def answer(self, call: Call) -> Reply:
+    async def answer(self, call: Call, on_prompt: OnPrompt | None = None) -> Reply:
         """Generate. Raises `Refusal`; cancelling the caller aborts in the engine.
 
         Every prompt is salted with `call.cache_salt` and every choice bounded by `call.demand.output_tokens`;
-        `call.usage` follows what is used.
+        `call.usage` follows what is used. `on_prompt` is awaited with the exact prompt tokens of the call so far,
+        before they are computed; what it raises ends the call.
         """
 
     async def abort(self, request_id: str) -> None:

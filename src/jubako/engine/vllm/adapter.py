@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -16,13 +16,13 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.envs import enable_envs_cache
 from vllm.exceptions import VLLMError
 
-from jubako.engine.port import VitalSigns
+from jubako.engine.port import OnPrompt, VitalSigns
 from jubako.engine.vllm import faults
 from jubako.engine.vllm.launch import Launched, launch
 from jubako.engine.vllm.llm import Generation, current_generation
-from jubako.errors import InternalError, InvalidRequest, NotFound, Refusal, Unavailable
+from jubako.errors import InternalError, InvalidRequest, Refusal, Unavailable
 from jubako.telemetry import logs
-from jubako.vocabulary import Call, Document, Reply, Route, ServedRelease, Stream
+from jubako.vocabulary import Call, Document, Reply, Route, ServedRelease, Step, Stream
 
 _ERROR_EVENT = 'data: {"error"'
 _DONE_EVENT = "data: [DONE]"
@@ -53,31 +53,35 @@ class VllmEngine:
             raise Unavailable("The model is not ready yet.", code="not_ready")
         return self._launched
 
-    async def models(self) -> Document:
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Aliases, then adapters; see the port."""
+        return (*self._release.aliases, *self._release.adapters)
+
+    @property
+    def ceiling(self) -> int:
+        """vLLM's `max_num_seqs`."""
+        return int(self._running.llm.vllm_config.scheduler_config.max_num_seqs)
+
+    def listen(self, on_step: Callable[[Step], None]) -> None:
+        """See the port."""
+        self._running.steps.on_step = on_step
+
+    async def models(self) -> list[dict[str, Any]]:
         """Served names, in vLLM's shape but for the folder on disk."""
-        return _json({"object": "list", "data": await self._cards()})
-
-    async def model(self, name: str) -> Document:
-        """One served name; see the port."""
-        for card in await self._cards():
-            if card["id"] == name:
-                return _json(card)
-        raise _no_model()
-
-    async def _cards(self) -> list[dict[str, Any]]:
         shown = await self._running.state.openai_serving_models.show_available_models()
         cards: list[dict[str, Any]] = shown.model_dump()["data"]
         for card in cards:
             card["root"] = card["id"]
         return cards
 
-    async def answer(self, call: Call) -> Reply:
+    async def vet(self, call: Call) -> None:
+        """See the port."""
+
+    async def answer(self, call: Call, on_prompt: OnPrompt | None = None) -> Reply:
         """Render and generate; see the port."""
         launched = self._running
-        name = call.body.get("model")
-        if isinstance(name, str) and name and name not in {*self._release.aliases, *self._release.adapters}:
-            raise _no_model()
-        generation = Generation(call.request_id)
+        generation = Generation(call, on_prompt)
         current_generation.set(generation)
         self._generations[call.request_id] = generation
         try:
@@ -172,11 +176,3 @@ def _validated(model: type[BaseModel], call: Call) -> Any:
     except Exception as error:
         # vLLM's validators look into some fields before their types are checked.
         raise InvalidRequest("A field of the request has a wrong type or a wrong shape.") from error
-
-
-def _json(value: Any) -> Document:
-    return Document(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
-
-
-def _no_model() -> NotFound:
-    return NotFound("The model does not exist. GET /v1/models lists the names.", code="model_not_found", param="model")

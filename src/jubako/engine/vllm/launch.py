@@ -87,7 +87,7 @@ def build(arguments: argparse.Namespace) -> tuple[OwnedLLM, StepWatch]:
         usage_context=UsageContext.OPENAI_API_SERVER,
         stat_loggers=[steps.factory],
         enable_log_requests=False,
-        disable_log_stats=arguments.disable_log_stats,
+        disable_log_stats=False,
     )
     return llm, steps
 

@@ -1,32 +1,56 @@
 """The narrow waist: every generation of every route passes `OwnedLLM.generate`.
 
-Here a request's engine ids are known, so that it can be aborted whatever the route made of it; here the error that
-ended it is seen as it was raised, before a serving object turns it into text; here the engine's steps are noticed.
+Here the tenant's cache salt, the bound on output tokens and the exact size of the prompt are enforced, so that no route
+can forget them; here a request's engine ids are known, so that it can be aborted whatever the route made of it; here
+exact tokens are counted, and the error that ended a generation is seen before a serving object turns it into text.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
+
+from jubako.engine.port import OnPrompt
+from jubako.errors import InternalError, InvalidRequest
+from jubako.vocabulary import Call, Step
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.outputs import RequestOutput
+    from vllm.v1.engine.output_processor import RequestState
 
 
 @dataclass(slots=True)
 class Generation:
     """What one call of ours runs in the engine. `failure` is the error that ended any of it."""
 
-    request_id: str
+    call: Call
+    on_prompt: OnPrompt | None = None
     engine_ids: set[str] = field(default_factory=set)
     failure: Exception | None = None
+    states: list[RequestState] = field(default_factory=list)
+    """vLLM's record of each sequence; it stands after the engine has forgotten it."""
+
+    @property
+    def request_id(self) -> str:
+        """The call's."""
+        return self.call.request_id
+
+    def settle(self) -> None:
+        """Make the call's usage exact: what was really generated, whatever of it reached a consumer."""
+        usage = self.call.usage
+        generated = sum(one.detokenizer.num_output_tokens() for one in self.states if one.detokenizer is not None)
+        usage.generated_tokens = max(usage.generated_tokens, generated)
+        # The choices of one prompt share it: it is counted once, with what the first of them found cached.
+        cached = sum(one.num_cached_tokens for one in self.states if one.request_index == 0)
+        usage.cached_tokens = min(max(usage.cached_tokens, cached), usage.prompt_tokens)
 
 
 # A context variable, because serving objects iterate the engine's generators in tasks of their own making.
@@ -34,14 +58,34 @@ current_generation: ContextVar[Generation | None] = ContextVar("current_generati
 
 
 class StepWatch(StatLoggerBase):
-    """Notes the time of the engine's last step."""
+    """Notes the time of the engine's last step, and tells a listener of each."""
 
     def __init__(self) -> None:
         self.last_step_at = time.monotonic()
+        self.on_step: Callable[[Step], None] | None = None
+        self._busy = False
 
-    def record(self, *_: Any, **__: Any) -> None:
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:  # names are vLLM's
         """One step's outputs arrived."""
-        self.last_step_at = time.monotonic()
+        del mm_cache_stats, engine_idx
+        now = time.monotonic()
+        if self.on_step is not None and iteration_stats is not None:
+            running = len(iteration_stats.inter_token_latencies_iter) + len(iteration_stats.time_to_first_tokens_iter)
+            self.on_step(
+                Step(
+                    at=now,
+                    seconds=now - self.last_step_at if self._busy else 0.0,
+                    running=running,
+                    prompt_tokens=iteration_stats.prompt_token_stats.computed,
+                    generated_tokens=iteration_stats.num_generation_tokens,
+                )
+            )
+        if scheduler_stats is not None:
+            # Counted after the step: what finished in it is no work for the next.
+            self._busy = scheduler_stats.num_running_reqs + scheduler_stats.num_waiting_reqs > 0
+        self.last_step_at = now
 
     def log_engine_initialized(self) -> None:
         """Nothing to say."""
@@ -52,24 +96,48 @@ class StepWatch(StatLoggerBase):
 
 
 class OwnedLLM(AsyncLLM):
-    """`AsyncLLM` that knows which of our requests each generation belongs to."""
+    """`AsyncLLM` that knows which of our requests each generation belongs to, and holds it to what was granted."""
+
+    async def add_request(self, request_id: str, *arguments: Any, **options: Any) -> Any:
+        """Register with the engine, and keep vLLM's record of each sequence: it counts the tokens."""
+        queue = await super().add_request(request_id, *arguments, **options)
+        generation = current_generation.get()
+        if generation is not None:
+            processor = self.output_processor
+            internal_ids = processor.external_req_ids.get(request_id, ())
+            generation.states += [
+                processor.request_states[one] for one in internal_ids if one in processor.request_states
+            ]
+        return queue
 
     async def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         """Generate as `AsyncLLM` does, on record."""
         generation = current_generation.get()
-        if generation is not None:
-            generation.engine_ids.add(request_id)
+        if generation is None:
+            raise InternalError("A generation that belongs to no request was refused.")
+        try:
+            await _hold_to_grant(generation, prompt, sampling_params)
+        except Exception as error:
+            generation.failure = error
+            raise
+        generation.engine_ids.add(request_id)
+        usage = generation.call.usage
+        delta = sampling_params.output_kind is RequestOutputKind.DELTA
         inner = super().generate(prompt, sampling_params, request_id, **options)
         begun = False
         try:
             async for output in inner:
-                begun = True
+                if not begun:
+                    begun = True
+                    usage.first_token_at = usage.first_token_at or time.monotonic()
+                if delta:
+                    for choice in output.outputs:
+                        usage.generated_tokens += len(choice.token_ids)
                 yield output
         except Exception as error:
-            if generation is not None:
-                generation.failure = error
+            generation.failure = error
             raise
         finally:
             if not begun and not self.errored:
@@ -79,5 +147,25 @@ class OwnedLLM(AsyncLLM):
                 await self.abort(request_id)
             # Closing this generator must close the engine's: that is what aborts.
             await inner.aclose()
-            if generation is not None:
-                generation.engine_ids.discard(request_id)
+            generation.settle()
+            generation.engine_ids.discard(request_id)
+
+
+async def _hold_to_grant(generation: Generation, prompt: Any, sampling_params: Any) -> None:
+    """Salt the prompt, bound the output, refuse a prompt that is too long; fails closed on what it does not know."""
+    call = generation.call
+    token_ids = prompt.get("prompt_token_ids") if isinstance(prompt, dict) else None
+    if token_ids is None:
+        raise InternalError("A prompt of an unknown kind was refused.")
+    limit = call.principal.policy.limits.prompt_tokens
+    if len(token_ids) > limit:
+        raise InvalidRequest(
+            f"The prompt has {len(token_ids)} tokens; at most {limit} are allowed.", code="context_length_exceeded"
+        )
+    prompt["cache_salt"] = call.cache_salt
+    granted = call.demand.output_tokens
+    if sampling_params.max_tokens is None or sampling_params.max_tokens > granted:
+        sampling_params.max_tokens = granted
+    call.usage.prompt_tokens += len(token_ids)
+    if generation.on_prompt is not None:
+        await generation.on_prompt(call.usage.prompt_tokens)
