@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from jubako.release import manifest
+from tests import tenants
 from tests.contract.corpus import ADAPTER, CONTEXT_TOKENS
 from tests.project import DEMO, REPOSITORY, Project, Served
 from tests.tiny_lora import write_adapter
@@ -37,9 +38,7 @@ def adapted_project(
     project = Project.copy_to(base / "project", {"BENTOML_HOME": str(base / "home")})
     adapter = write_adapter(model_folder, base / "adapter")
     options = ["--from-folder", str(model_folder), "--adapter", f"{ADAPTER}={adapter}", "--alias", DEMO]
-    smoke = base / "smoke.yaml"
-    smoke.write_text(yaml.safe_dump([one.model_dump(mode="json", exclude_none=True) for one in demo_manifest.smoke]))
-    options += ["--smoke", str(smoke), "--tool-call-parser", "hermes"]
+    options += ["--tool-call-parser", "hermes"]
     options += ["--alias", "smollm2", "--licence", "Apache-2.0", "--licence-reason", "for the tests"]
     options += ["--smoke", str(base / "smoke.yaml")]
     prompts = [prompt.model_dump(mode="json", exclude_none=True) for prompt in demo_manifest.smoke]
@@ -50,6 +49,8 @@ def adapted_project(
     project.environment |= {f"JUBAKO__ENGINE__OPTIONS__{name}": value for name, value in engine.items()}
     # Short, so that what they bound is seen within a test.
     project.environment |= {"JUBAKO__LIMITS__BODY_SECONDS": "3", "JUBAKO__STREAM__STALLED_READER_SECONDS": "5"}
+    project.environment |= {"JUBAKO__ADMISSION__QUEUE_REQUESTS": "64"}
+    tenants.write(project)
     project.environment |= {"JUBAKO__RELEASE__NAME": "adapted", "JUBAKO__RELEASE__VERSION": "'1'"}
     return project
 
@@ -59,3 +60,10 @@ def jubako_server(adapted_project: Project) -> Iterator[Served]:
     """One server for all tests that leave it as they found it."""
     with adapted_project.serving() as served:
         yield served.wait_ready()
+
+
+@pytest.fixture(scope="session")
+def keys(adapted_project: Project, jubako_server: Served) -> tenants.Keys:
+    """A key of each tenant of that server."""
+    del jubako_server  # it makes the file of keys
+    return tenants.Keys(adapted_project)

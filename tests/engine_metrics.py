@@ -17,7 +17,10 @@ GENERATED = "vllm:generation_tokens_total"
 def gauges(server: Served) -> dict[str, float]:
     """Every sample of vLLM's by its name, those that differ in labels added up."""
     found: dict[str, float] = {}
-    for line in httpx.get(f"{server.url}/metrics", timeout=30).text.splitlines():
+    headers = {"authorization": f"Bearer {server.operator_key}"}
+    reply = httpx.get(f"{server.url}/metrics", headers=headers, timeout=30)
+    assert reply.status_code == httpx.codes.OK, reply.text
+    for line in reply.text.splitlines():
         if match := re.fullmatch(r"(vllm:\w+)(?:\{.*\})? (\S+)", line):
             found[match[1]] = found.get(match[1], 0.0) + float(match[2])
     return found

@@ -122,6 +122,11 @@ class Served:
         return self.key_file.read_text().strip()
 
     @property
+    def operator_key(self) -> str:
+        """The key that reads metrics and may do nothing else."""
+        return self.key_file.with_name("operator.key").read_text().strip()
+
+    @property
     def log(self) -> str:
         """Everything it wrote."""
         return self.log_file.read_text(errors="replace")

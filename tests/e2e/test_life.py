@@ -170,6 +170,7 @@ def test_a_second_server_leaves_the_first_unharmed(server: Served, project: Proj
     assert "PORT=" in second.stderr
     assert "Traceback" not in second.stderr
     assert models(server).status_code == 200
-    metrics = httpx.get(f"{server.url}/metrics", timeout=5).text
+    operator = {"authorization": f"Bearer {server.operator_key}"}
+    metrics = httpx.get(f"{server.url}/metrics", headers=operator, timeout=5).text
     assert "vllm:num_requests_running" in metrics
     assert "process_resident_memory_bytes" in metrics
