@@ -28,7 +28,7 @@ from jubako.engine.port import Engine, OnPrompt
 from jubako.errors import ClientGone, DeadlineExceeded, InternalError, NotFound, Refusal
 from jubako.gate.admission.admission import Admission
 from jubako.gate.authentication import Authenticator, require
-from jubako.gate.budgets.port import Budgets, Reservation
+from jubako.gate.budgets.port import Budgets
 from jubako.life import Lease, Life
 from jubako.settings import StreamSettings
 from jubako.telemetry import logs
@@ -164,9 +164,7 @@ class Pipeline:
         call = Call(match.route, exchange.unique_id, fields, principal, demand, salt)
         timer = asyncio.get_running_loop().call_later(deadline_at - time.monotonic(), lease.interrupt, late)
         try:
-            async with self._reserved(call) as reservation:
-                exchange.add_headers(problems.rate_headers(reservation.rates))
-                await self._generate(exchange, lease, call, reservation, deadline_at)
+            await self._generate(exchange, lease, call, deadline_at)
         finally:
             timer.cancel()
 
@@ -178,11 +176,27 @@ class Pipeline:
         return demand if demand.model else replace(demand, model=name)
 
     @asynccontextmanager
-    async def _reserved(self, call: Call) -> AsyncIterator[Reservation]:
-        """Hold what the call may use; at the end what it used is booked, and nothing if the engine never had it."""
+    async def _granted(self, exchange: Exchange, call: Call, deadline_at: float) -> AsyncIterator[OnPrompt]:
+        """Hold what the call may use and a place in the engine; what could stall the engine is refused in between.
+
+        At the end the place is left and what was used is booked; nothing is, if the engine never had the call.
+        """
         reservation = await self.budgets.reserve(call.principal, call.demand.tokens)
+        outputs = call.demand.tokens - call.demand.prompt_tokens
+
+        async def on_prompt(prompt_tokens: int) -> None:
+            if prompt_tokens > call.demand.prompt_tokens:
+                await reservation.amend(prompt_tokens + outputs)
+
         try:
-            yield reservation
+            exchange.add_headers(problems.rate_headers(reservation.rates))
+            if call.demand.grammar:
+                await self.engine.vet(call)
+            ticket = await self.admission.admit(call.principal, call.demand, call.usage, deadline_at=deadline_at)
+            try:
+                yield on_prompt
+            finally:
+                ticket.leave()
         finally:
             used = call.usage.tokens
             ending = asyncio.ensure_future(reservation.settle(used) if used else reservation.release())
@@ -191,51 +205,47 @@ class Pipeline:
             # A task that is being cancelled still ends its reservation.
             await asyncio.shield(ending)
 
-    @asynccontextmanager
-    async def _admitted(self, call: Call, deadline_at: float) -> AsyncIterator[None]:
-        """Wait for a place in the engine and hold it. What could stall the engine is refused before."""
-        if call.demand.grammar:
-            await self.engine.vet(call)
-        ticket = await self.admission.admit(call.principal, call.demand, call.usage, deadline_at=deadline_at)
-        try:
-            yield
-        finally:
-            ticket.leave()
-
-    async def _generate(
-        self, exchange: Exchange, lease: Lease, call: Call, reservation: Reservation, deadline_at: float
-    ) -> None:
+    async def _generate(self, exchange: Exchange, lease: Lease, call: Call, deadline_at: float) -> None:
         watch = asyncio.create_task(_interrupt_when_gone(exchange, lease), name="client-watch")
-        outputs = call.demand.tokens - call.demand.prompt_tokens
-
-        async def on_prompt(prompt_tokens: int) -> None:
-            if prompt_tokens > call.demand.prompt_tokens:
-                await reservation.amend(prompt_tokens + outputs)
-
         try:
             if call.stream:
                 await sse.send(
                     exchange,
-                    self._events(call, on_prompt, deadline_at),
+                    self._events(exchange, call, deadline_at),
                     keep_alive_seconds=self.stream.keep_alive_seconds,
                     stalled_reader_seconds=self.stream.stalled_reader_seconds,
                     on_stalled_reader=lambda: lease.interrupt(ClientGone()),
                 )
             else:
-                await self._send(exchange, await self._answer(call, on_prompt, deadline_at))
+                await self._send(exchange, await self._answer(exchange, call, deadline_at))
         finally:
             watch.cancel()
             if not exchange.reply_ended:
                 # Whatever ended this early, the engine must not go on for nobody.
                 await self.engine.abort(call.request_id)
 
-    async def _answer(self, call: Call, on_prompt: OnPrompt, deadline_at: float) -> Document:
-        """The whole reply."""
-        async with self._admitted(call, deadline_at):
+    async def _answer(self, exchange: Exchange, call: Call, deadline_at: float) -> Document:
+        """The whole reply, with everything it held given back: its caller may ask again at once."""
+        async with self._granted(exchange, call, deadline_at) as on_prompt:
             reply = await self.engine.answer(call, on_prompt)
         if not isinstance(reply, Document):
             raise InternalError("The engine gave a stream that was not asked for.")
         return reply
+
+    async def _events(self, exchange: Exchange, call: Call, deadline_at: float) -> AsyncGenerator[bytes]:
+        """The reply's events. All waiting is done inside, so that keep-alive covers the queue and rendering too.
+
+        The last event is held back until everything is given back, as for a whole reply.
+        """
+        async with self._granted(exchange, call, deadline_at) as on_prompt:
+            reply = await self.engine.answer(call, on_prompt)
+            if isinstance(reply, Document):
+                raise InternalError("The engine gave no stream.")
+            async with aclosing(reply.events) as events:
+                async for event in events:
+                    if event != sse.DONE:
+                        yield event
+        yield sse.DONE
 
     async def _send(self, exchange: Exchange, document: Document) -> None:
         """Send a whole reply; a reader who does not take it in time is gone."""
@@ -244,16 +254,6 @@ class Pipeline:
                 await exchange.document(document)
         except TimeoutError:
             raise ClientGone from None
-
-    async def _events(self, call: Call, on_prompt: OnPrompt, deadline_at: float) -> AsyncGenerator[bytes]:
-        """The reply's events; waiting is done inside, so that keep-alive covers the queue and rendering too."""
-        async with self._admitted(call, deadline_at):
-            reply = await self.engine.answer(call, on_prompt)
-            if isinstance(reply, Document):
-                raise InternalError("The engine gave no stream.")
-            async with aclosing(reply.events) as events:
-                async for event in events:
-                    yield event
 
 
 def _models(cards: list[dict[str, Any]], match: routes.Match, principal: Principal) -> Document:

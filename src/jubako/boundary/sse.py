@@ -16,6 +16,7 @@ from contextlib import aclosing
 from jubako.boundary.exchange import Exchange
 
 KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"data: [DONE]\n\n"
 
 
 async def send(
