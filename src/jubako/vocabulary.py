@@ -194,6 +194,36 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Account:
+    """What one request was and used, known at its end: what metric, audit and ledger are told. Never content."""
+
+    ended_at: float
+    """Unix seconds."""
+    request_id: str
+    tenant: str
+    """Empty, as is `key_id`, when the caller was not authenticated."""
+    key_id: str
+    route: str
+    """A value of `Route`, or `unknown`."""
+    alias: str
+    """The approved name that was asked for; empty when the request did not come that far."""
+    adapter: bool
+    release: str
+    """The release digest."""
+    stream: bool
+    status: int
+    outcome: Outcome
+    code: str
+    """Of the refusal, or empty."""
+    priority: int
+    usage: Usage
+    queue_seconds: float
+    first_token_seconds: float
+    """From arrival; zero when there was none."""
+    total_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """One request for the engine.
 
