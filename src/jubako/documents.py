@@ -76,13 +76,13 @@ def read(path: Path) -> Document:
     Raises `StartupFault` with every fault as `file:line: …`: unreadable, not UTF-8, too large, malformed, duplicate
     keys, tags, anchors. An empty file is an empty mapping.
     """
-    return parse(_text(path), path)
+    return parse(text(path), path)
 
 
-def parse(text: str, path: Path) -> Document:
+def parse(content: str, path: Path) -> Document:
     """Like `read`, for text that is already at hand; `path` is used in messages only."""
     try:
-        loader = _Loader(text)
+        loader = _Loader(content)
     except yaml.YAMLError as error:  # a character that YAML does not allow
         raise StartupFault(f"{path}: not valid YAML: {error}") from None
     try:
@@ -103,7 +103,8 @@ def parse(text: str, path: Path) -> Document:
     return Document(data=data, path=path, lines=lines)
 
 
-def _text(path: Path) -> str:
+def text(path: Path) -> str:
+    """The file's text; raises `StartupFault` if it is no regular file, too large, not UTF-8 or unreadable."""
     try:
         if not path.is_file():
             raise StartupFault(f"{path}: " + ("not a regular file" if path.exists() else "no such file"))

@@ -49,10 +49,12 @@ def _key_set_source(source: str) -> str:
     host = url.hostname or ""
     if url.username is not None or url.password is not None:
         raise ValueError("the URL must not hold a user or a password")
-    if not host or url.scheme not in ("https", "http"):
+    if not host or url.port == 0 or url.scheme not in ("https", "http"):
         raise ValueError("must be the path of a file or an https URL")
     if url.scheme == "http" and not _is_loopback(host):
-        raise ValueError("must be https: whoever can change what http brings can sign tokens (http is for loopback only)")
+        raise ValueError(
+            "must be https: whoever can change what http brings can sign tokens (http is for loopback only)"
+        )
     return source
 
 
@@ -79,7 +81,9 @@ class JwtSettings(Section):
     tenant_claim: Text
     scope_claim: Text | None
     """Space-separated scopes or a list; None: the tenant's policy alone decides."""
-    algorithms: Annotated[list[Literal["RS256", "RS384", "RS512", "ES256", "ES384", "ES512", "EdDSA"]], Field(min_length=1)]
+    algorithms: Annotated[
+        list[Literal["RS256", "RS384", "RS512", "ES256", "ES384", "ES512", "EdDSA"]], Field(min_length=1)
+    ]
     leeway_seconds: Annotated[float, Field(ge=0, le=300)]
     cache_seconds: Seconds
     """How long keys from a URL are used before they are fetched again."""
