@@ -209,7 +209,9 @@ def test_a_section_that_the_file_leaves_out_can_come_from_the_environment(root: 
 
 def test_a_section_in_the_file_can_be_changed_and_taken_away_from_the_environment(root: Path) -> None:
     """One key of it, or all of it."""
-    section = yaml.safe_dump({name.lower(): yaml.safe_load(value) for name, value in JWT.items()}, default_flow_style=True)
+    section = yaml.safe_dump(
+        {name.lower(): yaml.safe_load(value) for name, value in JWT.items()}, default_flow_style=True
+    )
     change(root, "jwt: null", f"jwt: {section.strip()}")
     loaded = settings.load(root, {"JUBAKO__AUTHENTICATION__JWT__AUDIENCE": "other"})
     assert loaded.server.authentication.jwt is not None

@@ -12,6 +12,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,10 +143,13 @@ def fetch(url: str, seconds: float = FETCH_SECONDS) -> bytes:
     else:
         connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=seconds)
     over = threading.Event()
-    timer = threading.Timer(seconds, _cut, [connection, over])
-    timer.daemon = True
-    timer.start()
+    timer: threading.Timer | None = None
     try:
+        connection.connect()
+        # The socket itself: the connection forgets it as soon as it has read the reply's headers.
+        timer = threading.Timer(seconds, _cut, [connection.sock, over])
+        timer.daemon = True
+        timer.start()
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         connection.request("GET", path, headers={"Accept": "application/json", "Connection": "close"})
         response = connection.getresponse()
@@ -156,7 +160,8 @@ def fetch(url: str, seconds: float = FETCH_SECONDS) -> bytes:
         reason = f"no answer within {seconds:g} s" if over.is_set() else f"{type(error).__name__}: {error}"
         raise KeySetUnavailable(f"{url}: {reason}") from None
     finally:
-        timer.cancel()
+        if timer is not None:
+            timer.cancel()
         connection.close()
     if over.is_set():
         raise KeySetUnavailable(f"{url}: no answer within {seconds:g} s")
@@ -165,11 +170,8 @@ def fetch(url: str, seconds: float = FETCH_SECONDS) -> bytes:
     return content
 
 
-def _cut(connection: http.client.HTTPConnection, over: threading.Event) -> None:
+def _cut(connected: socket.socket, over: threading.Event) -> None:
     """End a fetch that takes too long: the socket's own timeout begins again with every byte."""
     over.set()
-    try:
-        if connection.sock is not None:
-            connection.sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass  # it is just ending by itself
+    with suppress(OSError):  # it may just be ending by itself
+        socket.socket.shutdown(connected, socket.SHUT_RDWR)  # not TLS's own, which pulls the state from under a reader
