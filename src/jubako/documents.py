@@ -16,6 +16,10 @@ from typing import Any, Union
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from yaml._yaml import CParser
+from yaml.composer import Composer
+from yaml.constructor import SafeConstructor
+from yaml.resolver import Resolver
 
 from jubako.errors import StartupFault
 
@@ -41,13 +45,22 @@ class Document:
         return self.lines.get((), 1)
 
 
-class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader without anchors' aliases: they hide values and can grow a small file without bound."""
+class _Loader(Composer, CParser, SafeConstructor, Resolver):
+    """PyYAML's safe loader without anchors' aliases: they hide values and can grow a small file without bound.
+
+    Scanning is libyaml's, which is many times faster; composing is Python's, whose recursion has a limit.
+    """
+
+    def __init__(self, text: str) -> None:
+        CParser.__init__(self, text)
+        Composer.__init__(self)
+        SafeConstructor.__init__(self)
+        Resolver.__init__(self)
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Compose the next node, unless it is an alias."""
         if self.check_event(yaml.AliasEvent):
-            event = self.get_event()  # type: ignore[no-untyped-call]
+            event: Any = self.get_event()
             problem = "aliases (*name) are not allowed; write the value out"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         return super().compose_node(parent, index)
@@ -63,13 +76,13 @@ def read(path: Path) -> Document:
     Raises `StartupFault` with every fault as `file:line: …`: unreadable, not UTF-8, too large, malformed, duplicate
     keys, tags, anchors. An empty file is an empty mapping.
     """
-    return parse(_text(path), path)
+    return parse(text(path), path)
 
 
-def parse(text: str, path: Path) -> Document:
+def parse(content: str, path: Path) -> Document:
     """Like `read`, for text that is already at hand; `path` is used in messages only."""
     try:
-        loader = _Loader(text)
+        loader = _Loader(content)
     except yaml.YAMLError as error:  # a character that YAML does not allow
         raise StartupFault(f"{path}: not valid YAML: {error}") from None
     try:
@@ -90,7 +103,8 @@ def parse(text: str, path: Path) -> Document:
     return Document(data=data, path=path, lines=lines)
 
 
-def _text(path: Path) -> str:
+def text(path: Path) -> str:
+    """The file's text; raises `StartupFault` if it is no regular file, too large, not UTF-8 or unreadable."""
     try:
         if not path.is_file():
             raise StartupFault(f"{path}: " + ("not a regular file" if path.exists() else "no such file"))
@@ -103,7 +117,7 @@ def _text(path: Path) -> str:
         raise StartupFault(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _plain(loader: yaml.SafeLoader, node: yaml.Node, at: Location, lines: dict[Location, int], faults: _Faults) -> Any:
+def _plain(loader: _Loader, node: yaml.Node, at: Location, lines: dict[Location, int], faults: _Faults) -> Any:
     """Plain data of `node`; fills `lines`, and appends to `faults` instead of raising so that all are reported."""
     line = node.start_mark.line + 1
     lines.setdefault(at, line)
@@ -125,7 +139,7 @@ def _plain(loader: yaml.SafeLoader, node: yaml.Node, at: Location, lines: dict[L
 
 
 def _mapping(
-    loader: yaml.SafeLoader, node: yaml.MappingNode, at: Location, lines: dict[Location, int], faults: _Faults
+    loader: _Loader, node: yaml.MappingNode, at: Location, lines: dict[Location, int], faults: _Faults
 ) -> dict[Any, Any]:
     result: dict[Any, Any] = {}
     for key_node, value_node in node.value:
@@ -146,10 +160,11 @@ def _mapping(
     return result
 
 
-def faults(document: Document, error: ValidationError, model: type[BaseModel]) -> list[str]:
+def faults(document: Document, error: ValidationError, model: type[BaseModel], *, quote: bool = True) -> list[str]:
     """One `file:line: key: message` for each pydantic error, in the order of the lines.
 
-    An unknown key is told with the nearest key that `model` has at that place.
+    An unknown key is told with the nearest key that `model` has at that place. Without `quote`, no value of the
+    document is repeated: for documents that may hold secrets by mistake.
     """
     found: list[tuple[int, str]] = []
     for item in error.errors(include_url=False):
@@ -162,8 +177,12 @@ def faults(document: Document, error: ValidationError, model: type[BaseModel]) -
         elif item["type"] == "missing":
             message = "is required"
         elif item["type"] == "string_type" and isinstance(item["input"], (int, float)):
-            message = f"must be text: put {item['input']!r} in quotes"
-        elif item["type"] not in ("value_error", "assertion_error") and isinstance(item["input"], (str, int, float)):
+            message = f"must be text: put {item['input']!r} in quotes" if quote else "must be text"
+        elif (
+            quote
+            and item["type"] not in ("value_error", "assertion_error")
+            and isinstance(item["input"], (str, int, float))
+        ):
             message += f" (found {item['input']!r})"
         found.append((line, f"{document.path}:{line}: {_dotted(location) or 'document'}: {message}"))
     return [text for _, text in sorted(dict.fromkeys(found))]
@@ -220,7 +239,7 @@ def _in_document(data: Any, location: Location) -> Location:
         inside_list = isinstance(data, list) and isinstance(step, int) and 0 <= step < len(data)
         if inside_list or (isinstance(data, Mapping) and step in data):
             data = data[step]
-        elif not (last and isinstance(data, Mapping)):
+        elif not (last and isinstance(data, Mapping)) or step == "[key]":  # pydantic's word for a mapping's key itself
             continue
         kept.append(step)
     return tuple(kept)

@@ -5,10 +5,12 @@ The values stand in the file alone, so that a default is stated once. Knows noth
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from jubako.vocabulary import Limits
 
@@ -40,21 +42,51 @@ class EngineSettings(Section):
     options: dict[str, Any]
 
 
-class JwtSettings(Section):
-    """Which tokens of an identity provider are accepted. Claims `iss`, `aud`, `exp` and the tenant's are required."""
+def _key_set_source(source: str) -> str:
+    if "://" not in source:
+        return source
+    url = urlsplit(source)
+    host = url.hostname or ""
+    if url.username is not None or url.password is not None:
+        raise ValueError("the URL must not hold a user or a password")
+    if not host or url.port == 0 or url.scheme not in ("https", "http"):
+        raise ValueError("must be the path of a file or an https URL")
+    if url.scheme == "http" and not _is_loopback(host):
+        raise ValueError(
+            "must be https: whoever can change what http brings can sign tokens (http is for loopback only)"
+        )
+    return source
 
-    issuer: str
-    audience: str
-    jwks: str
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+Text = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class JwtSettings(Section):
+    """Which tokens of an identity provider are accepted.
+
+    Claims `iss`, `aud`, `exp`, `sub` and the tenant's are required.
+    """
+
+    issuer: Text
+    audience: Text
+    jwks: Annotated[Text, AfterValidator(_key_set_source)]
     """Path of a file, or an https URL (http is for loopback only)."""
-    tenant_claim: str
-    scope_claim: str | None
+    tenant_claim: Text
+    scope_claim: Text | None
     """Space-separated scopes or a list; None: the tenant's policy alone decides."""
     algorithms: Annotated[
         list[Literal["RS256", "RS384", "RS512", "ES256", "ES384", "ES512", "EdDSA"]], Field(min_length=1)
     ]
     leeway_seconds: Annotated[float, Field(ge=0, le=300)]
     cache_seconds: Seconds
+    """How long keys from a URL are used before they are fetched again."""
 
 
 class AuthenticationSettings(Section):

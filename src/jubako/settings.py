@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -58,6 +58,16 @@ class Settings(BaseModel):
         return self.server.deadline.seconds
 
     @property
+    def keys_file(self) -> Path:
+        """Absolute path of the file with the digests of the API keys."""
+        return self.root / self.server.authentication.keys_file.expanduser()
+
+    @property
+    def tenants_file(self) -> Path:
+        """Absolute path of tenants and policies."""
+        return self.root / self.server.authentication.tenants_file.expanduser()
+
+    @property
     def engine_options(self) -> dict[str, Any]:
         """The profile's options with the single ones on top."""
         return {**self.profile.options, **self.server.engine.options}
@@ -87,7 +97,7 @@ def load(root: Path, environment: Mapping[str, str] | None = None) -> Settings:
     try:
         server = ServerSettings.model_validate(overlaid)
     except ValidationError as error:
-        found += _environment_faults(error, variables)
+        found += _environment_faults(error, variables, data)
         raise StartupFault("\n".join(found)) from None
     if found:
         # The environment may mend a key of the file, but a file that is wrong by itself is refused all the same:
@@ -144,8 +154,8 @@ def _overlay(data: Any, environ: Mapping[str, str]) -> tuple[Any, dict[tuple[str
     return merged, variables, unreadable
 
 
-def _environment_faults(error: ValidationError, variables: Mapping[tuple[str, ...], str]) -> list[str]:
-    known = [PREFIX + "__".join(path).upper() for path in _paths(ServerSettings)]
+def _environment_faults(error: ValidationError, variables: Mapping[tuple[str, ...], str], data: Any) -> list[str]:
+    known = [_variable(path) for path in _paths(ServerSettings)]
     lines = []
     for fault in error.errors(include_url=False, include_input=False):
         location = tuple(str(part) for part in fault["loc"])
@@ -157,29 +167,52 @@ def _environment_faults(error: ValidationError, variables: Mapping[tuple[str, ..
                 hint = f"; did you mean {near}?" if near else ""
                 lines.append(f"environment: {variable}: no such setting{hint}")
             else:
-                lines.append(f"environment: {variable}: {fault['msg'].lower()}")
+                lines.append(f"environment: {variable}: {fault['msg'].removeprefix('Value error, ').lower()}")
+        beside = [variable for path, variable in variables.items() if path[:-1] == location[:-1]]
+        if fault["type"] == "missing" and beside and not _has_section(data, location[:-1]):
+            # A variable began a section that the file leaves out.
+            lines.append(f"environment: {_variable(location)}: is required beside {beside[0]}")
     return lines
 
 
+def _has_section(data: Any, location: tuple[str, ...]) -> bool:
+    for part in location:
+        data = data.get(part) if isinstance(data, dict) else None
+    return isinstance(data, dict)
+
+
+def _variable(path: tuple[str, ...]) -> str:
+    return PREFIX + "__".join(path).upper()
+
+
 def _paths(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """The place of every setting, those of sections that may be left out included."""
     found: list[tuple[str, ...]] = []
     for name, info in model.model_fields.items():
-        inner = info.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            found += _paths(inner, (*prefix, name))
-        else:
+        sections = [one for one in (info.annotation, *get_args(info.annotation)) if _is_section(one)]
+        if not sections or len(sections) < len(get_args(info.annotation)):
             found.append((*prefix, name))
+        for section in sections:
+            found += _paths(section, (*prefix, name))
     return found
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def explain(settings: Settings) -> str:
     """Every setting in force, one `section.key = value` a line, secrets' files by path only."""
-    lines = []
-    for path in _paths(ServerSettings):
-        value: Any = settings.server
-        for part in path:
-            value = getattr(value, part)
-        lines.append(f"{'.'.join(path)} = {value}")
+    lines = [f"{'.'.join(path)} = {value}" for path, value in _values(settings.server)]
     lines += [f"engine option {name} = {value}" for name, value in sorted(settings.engine_options.items())]
     lines += [f"engine environment {name} = {value}" for name, value in sorted(settings.profile.environment.items())]
     return "\n".join(lines)
+
+
+def _values(section: BaseModel, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, BaseModel):
+            yield from _values(value, (*prefix, name))
+        else:
+            yield (*prefix, name), value

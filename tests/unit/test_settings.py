@@ -40,7 +40,8 @@ def test_the_repository_s_own_configuration_is_right(root: Path) -> None:
     """And relative paths start at the project's folder."""
     loaded = settings.load(root, {})
     assert loaded.first_byte_seconds == 620
-    assert loaded.key_file == root / ".jubako" / "dev.key"
+    assert loaded.keys_file == root / ".jubako" / "keys.json"
+    assert loaded.tenants_file == root / "configuration" / "tenants.yaml"
     assert set(settings.profiles(loaded.configuration)) == {"cpu", "gpu"}
 
 
@@ -48,7 +49,7 @@ def test_the_environment_is_on_top(root: Path) -> None:
     """Scalars are read as YAML, single engine options join those of the profile, other variables are not ours."""
     environment = {
         "JUBAKO__LIMITS__BODY_SECONDS": "2.5",
-        "JUBAKO__AUTHENTICATION__KEY_FILE": "/run/secrets/key",
+        "JUBAKO__AUTHENTICATION__KEYS_FILE": "/run/secrets/keys.json",
         "JUBAKO__ENGINE__OPTIONS__MAX_NUM_SEQS": "4",
         "JUBAKO__ENGINE__OPTIONS__ENABLE_LORA": "true",
         "JUBAKO__RELEASE__VERSION": "'7'",
@@ -56,7 +57,7 @@ def test_the_environment_is_on_top(root: Path) -> None:
     }
     loaded = settings.load(root, environment)
     assert loaded.server.limits.body_seconds == 2.5
-    assert loaded.key_file == Path("/run/secrets/key")
+    assert loaded.keys_file == Path("/run/secrets/keys.json")
     assert loaded.engine_options["max_num_seqs"] == 4
     assert loaded.engine_options["enable_lora"] is True
     assert loaded.engine_options["enforce_eager"] is True
@@ -176,3 +177,90 @@ def test_a_whole_number_names_a_version(tmp_path: Path) -> None:
     """`JUBAKO__RELEASE__VERSION=2` means what it says, though YAML reads a number."""
     shutil.copytree(REPOSITORY / "configuration", tmp_path / "configuration")
     assert settings.load(tmp_path, {"JUBAKO__RELEASE__VERSION": "2"}).server.release.version == "2"
+
+
+JWT = {
+    "ISSUER": "https://id.example",
+    "AUDIENCE": "jubako",
+    "JWKS": "https://id.example/jwks.json",
+    "TENANT_CLAIM": "tenant",
+    "SCOPE_CLAIM": "null",
+    "ALGORITHMS": "[RS256]",
+    "LEEWAY_SECONDS": "30",
+    "CACHE_SECONDS": "300",
+}
+
+
+def jwt_environment(**changes: str) -> dict[str, str]:
+    """Variables that set a whole `authentication.jwt`, with `changes`."""
+    return {f"JUBAKO__AUTHENTICATION__JWT__{name}": value for name, value in (JWT | changes).items()}
+
+
+def test_a_section_that_the_file_leaves_out_can_come_from_the_environment(root: Path) -> None:
+    """Every key of it is a variable, and `explain` shows them instead of the empty section."""
+    loaded = settings.load(root, jwt_environment())
+    assert loaded.server.authentication.jwt is not None
+    assert loaded.server.authentication.jwt.issuer == "https://id.example"
+    lines = settings.explain(loaded).splitlines()
+    assert "authentication.jwt.algorithms = ['RS256']" in lines
+    assert not any(line.startswith("authentication.jwt =") for line in lines)
+    assert "authentication.jwt = None" in settings.explain(settings.load(root, {})).splitlines()
+
+
+def test_a_section_in_the_file_can_be_changed_and_taken_away_from_the_environment(root: Path) -> None:
+    """One key of it, or all of it."""
+    section = yaml.safe_dump(
+        {name.lower(): yaml.safe_load(value) for name, value in JWT.items()}, default_flow_style=True
+    )
+    change(root, "jwt: null", f"jwt: {section.strip()}")
+    loaded = settings.load(root, {"JUBAKO__AUTHENTICATION__JWT__AUDIENCE": "other"})
+    assert loaded.server.authentication.jwt is not None
+    assert (loaded.server.authentication.jwt.audience, loaded.server.authentication.jwt.issuer) == (
+        "other",
+        "https://id.example",
+    )
+    assert settings.load(root, {"JUBAKO__AUTHENTICATION__JWT": "null"}).server.authentication.jwt is None
+
+
+def test_a_section_that_is_begun_must_be_whole(root: Path) -> None:
+    """Each variable that is missing is named."""
+    found = faults(root, {"JUBAKO__AUTHENTICATION__JWT__ISSUER": "https://id.example"})
+    assert len(found) == len(JWT) - 1
+    beside = "is required beside JUBAKO__AUTHENTICATION__JWT__ISSUER"
+    assert f"environment: JUBAKO__AUTHENTICATION__JWT__CACHE_SECONDS: {beside}" in found
+
+
+def test_an_unknown_variable_of_an_optional_section_has_a_nearest(root: Path) -> None:
+    """Though the section is not in the file."""
+    (found,) = faults(root, jwt_environment() | {"JUBAKO__AUTHENTICATION__JWT__ISSUERS": "x"})
+    assert found.endswith("JWT__ISSUERS: no such setting; did you mean JUBAKO__AUTHENTICATION__JWT__ISSUER?")
+
+
+@pytest.mark.parametrize(
+    ("source", "accepted"),
+    [
+        ("https://id.example/jwks", True),
+        ("http://127.0.0.1:8080/jwks", True),
+        ("http://[::1]/jwks", True),
+        ("http://localhost/jwks", True),
+        ("/run/secrets/jwks.json", True),
+        ("http://id.example/jwks", False),
+        ("http://127.0.0.1.example/jwks", False),
+        ("https://user:secret@id.example/jwks", False),
+        ("https:///jwks", False),
+        ("file:///etc/jwks.json", False),
+        ("ftp://id.example/jwks", False),
+    ],
+)
+def test_a_key_set_comes_from_a_file_or_over_https(root: Path, source: str, *, accepted: bool) -> None:
+    """Whoever could change the key set on its way could sign tokens."""
+    if accepted:
+        settings.load(root, jwt_environment(JWKS=source))
+    else:
+        assert all("JWT__JWKS" in line and "secret" not in line for line in faults(root, jwt_environment(JWKS=source)))
+
+
+def test_token_algorithms_are_asymmetric_ones(root: Path) -> None:
+    """`none` and shared secrets cannot be configured."""
+    for algorithm in ("none", "HS256", "PS256"):
+        assert faults(root, jwt_environment(ALGORITHMS=f"[{algorithm}]"))
