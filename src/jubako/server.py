@@ -30,6 +30,7 @@ from jubako.boundary.exchange import Exchange
 from jubako.engine import options as engine_options
 from jubako.engine.port import Engine
 from jubako.errors import StartupFault, Unavailable
+from jubako.gate import demo
 from jubako.gate.admission.admission import Admission
 from jubako.gate.authentication import Authenticator
 from jubako.gate.budgets.opening import budgets
@@ -209,7 +210,8 @@ class Server:
         logger.info("ready: release %s/%s, digest %s", release.name, release.version, self.manifest.digest)
         address = os.environ.get(ADDRESS_VARIABLE)
         if address:
-            sys.stdout.write(ready_message(address, self.settings.key_file, self.manifest.aliases[0]))
+            key_file = demo.demo_key_file(self.settings.root)
+            sys.stdout.write(ready_message(address, key_file, self.manifest.aliases[0]))
             sys.stdout.flush()
 
     # -- probes and requests
@@ -327,12 +329,15 @@ def _tell_the_worker_ended(kind: type[BaseException], error: BaseException, trac
 
 def ready_message(address: str, key_file: Path, alias: str) -> str:
     """What to try first."""
+    demo_key = key_file.is_file()
+    key = f"An API key is in {key_file}" if demo_key else "Make an API key with: jubako keys create TENANT"
+    bearer = f"$(cat {key_file})" if demo_key else "YOUR_KEY"
     return f"""
 Jubako is ready on {address}
-The API key is in {key_file}. Try:
+{key}. Try:
 
   curl {address}/v1/chat/completions \\
-    -H "Authorization: Bearer $(cat {key_file})" -H "Content-Type: application/json" \\
+    -H "Authorization: Bearer {bearer}" -H "Content-Type: application/json" \\
     -d '{{"model": "{alias}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
 """
 
