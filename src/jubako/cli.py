@@ -19,6 +19,7 @@ from jubako.errors import StartupFault
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "config": ("jubako.serve_command:config", "Check and explain the settings."),
+    "openapi": ("jubako.openapi_command:openapi", "Print the API as an OpenAPI document."),
     "release": ("jubako.release.commands:release", "Create, fetch, verify and show pinned model releases."),
     "serve": ("jubako.serve_command:serve", "Serve the release of configuration/server.yaml."),
 }

@@ -1,7 +1,7 @@
-"""Every field that a request may hold, by the place where it stands: what is open, what is dropped, what is the server's.
+"""Every field that a request may hold, by its place: what is open, what is dropped, what is the server's.
 
 A field that is in no table is refused, so a new field of vLLM's is closed until it is decided on here. The same tables
-make the OpenAPI document. Knows names, types and bounds; counting what is inside a value is `limits` and its neighbours'.
+make the OpenAPI document. Knows names, types and bounds; what is inside a value, `limits` and its neighbours count.
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ class Table:
 
 
 def sift(table: Table, fields: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """A copy of `fields` without the ignored ones; raises `InvalidRequest` for what may not be sent. `where` ends in a dot."""
+    """A copy of `fields` without the ignored ones; raises `InvalidRequest` for what may not be sent.
+
+    `where` is the place's name and a dot, or empty for the request itself.
+    """
     if fields.keys() <= table.open.keys():
         return dict(fields)
     kept: dict[str, Any] = {}
@@ -107,7 +110,9 @@ def _not_to_be_sent(table: Table, name: str, where: str) -> InvalidRequest:
         # Whatever it is, it is no field's name: neither its length nor its bytes belong into a reply.
         place = where.rstrip(".") or "the request"
         return InvalidRequest(
-            f"Unknown field in {place}: its name is none of an API's.", code="unknown_field", param=where.rstrip(".") or None
+            f"Unknown field in {place}: its name is none of an API's.",
+            code="unknown_field",
+            param=where.rstrip(".") or None,
         )
     near = nearest(name, table.open)
     hint = f" Did you mean {where}{near}?" if near else ""
@@ -201,9 +206,7 @@ CHAT = Table(
             {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean", "null"]}}
         ),
         "continue_final_message": FLAG,
-        "documents": Shape(
-            {"type": "array", "items": {"type": "object", "additionalProperties": {"type": "string"}}}
-        ),
+        "documents": Shape({"type": "array", "items": {"type": "object", "additionalProperties": {"type": "string"}}}),
         "include_reasoning": FLAG,
         "logprobs": FLAG,
         "max_completion_tokens": Whole("output_tokens"),
@@ -282,10 +285,10 @@ MESSAGE = Table(
         "reasoning_content": TEXT,
         "refusal": TEXT,
         "tool_call_id": TEXT,
-        "tool_calls": Shape({"type": "array", "items": {"type": "object"}}),
+        "tool_calls": Shape({"type": "array", "items": {"$ref": "#/components/schemas/ToolCall"}}),
     },
     # What a reply of OpenAI's or vLLM's holds beside the text: clients send it back as it came.
-    ignored={"annotations": None, "audio": (None,), "function_call": (None,), **_CACHE_HINT},
+    ignored={"annotations": None, "audio": (None,), "function_call": (None,), "parsed": None, **_CACHE_HINT},
     # Tool descriptions in a developer's message would evade the bounds of `tools`; `author` makes it another format.
     privileged=frozenset({"author", "recipient", "channel", "content_type", "task", "tools"}),
 )
@@ -309,7 +312,7 @@ IMAGE_PART = Table(
 )
 IMAGE_URL = Table(open={"url": TEXT}, ignored={"detail": None})
 TOOL_CALL = Table(open={"id": TEXT, "type": one_of("function"), "function": OBJECT}, ignored={"index": None})
-CALLED_FUNCTION = Table(open={"name": TEXT, "arguments": TEXT})
+CALLED_FUNCTION = Table(open={"name": TEXT, "arguments": TEXT}, ignored={"parsed_arguments": None})
 TOOL = Table(open={"type": one_of("function"), "function": OBJECT, "defer_loading": FLAG}, ignored=_CACHE_HINT)
 FUNCTION = Table(
     open={"name": TEXT, "description": TEXT, "parameters": OBJECT, "strict": FLAG, "defer_loading": FLAG},

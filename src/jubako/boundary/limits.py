@@ -32,9 +32,7 @@ _NUMERAL_CHARACTERS = 32
 _INTEGER = TypeAdapter(int)
 
 
-def check(
-    route: Route, body: Mapping[str, Any], limits: Limits, *, media_salt: str
-) -> tuple[dict[str, Any], Demand]:
+def check(route: Route, body: Mapping[str, Any], limits: Limits, *, media_salt: str) -> tuple[dict[str, Any], Demand]:
     """The body that goes to the engine, and what it asks for; raises `InvalidRequest`.
 
     `media_salt` keeps tenants' images apart in the engine's media cache: the tenant's own cache salt.
@@ -75,7 +73,7 @@ def _scalars(route: Route, kept: dict[str, Any], limits: Limits) -> None:
         elif isinstance(spec, Real):
             _real(value, name, spec.high)
         elif isinstance(spec, Words):
-            _words(value, name, getattr(limits, spec.items), getattr(limits, spec.characters))
+            _words(value, name, spec, limits)
         elif isinstance(spec, TokenIds):
             _token_ids(value, name, getattr(limits, spec.items))
         elif (look := _SHAPES.get(name)) is not None:
@@ -110,8 +108,10 @@ def _real(value: Any, param: str, high: float) -> None:
         raise wrong_type(param, "number")
 
 
-def _words(value: Any, param: str, items: int, characters: int) -> None:
-    words = [value] if isinstance(value, str) else value
+def _words(value: Any, param: str, spec: Words, limits: Limits) -> None:
+    items: int = getattr(limits, spec.items)
+    characters: int = getattr(limits, spec.characters)
+    words = [value] if spec.alone and isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise wrong_type(param, "list of strings")
     if len(words) > items:

@@ -137,5 +137,3 @@ def _object(value: Any, table: Table, param: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise wrong_type(param, "object")
     return sift(table, value, f"{param}.")
-
-

@@ -21,7 +21,7 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _OPENING = frozenset(b"[{")
 
 
-class _Twice(ValueError):  # noqa: N818 - says what happened
+class _Twice(ValueError):
     """One key stands twice in one object."""
 
 
