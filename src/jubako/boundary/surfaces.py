@@ -20,9 +20,12 @@ Application = Callable[[Message, Receive, Send], Awaitable[None]]
 Authenticate = Callable[[str | None], Awaitable[Principal]]
 
 _SLASHES = re.compile(r"/+")
+_SPACE = "".join(map(chr, range(33)))
 _API = "/v1/"
 _CLOSED = "closed"
 _METRICS = "/metrics"
+_ASSETS = "/static_content"
+"""What BentoML's own pages load; never needed where those are not."""
 _DOCUMENTATION = ("/", "/schema.json", "/docs.json")
 _EXPOSED = b", ".join(
     [
@@ -69,7 +72,7 @@ class SurfaceGuard:
     def _rule(self, path: str, root_path: str) -> str | None:
         """Who may see the path; None if it is no guarded one in any spelling."""
         spellings = {path, path.removeprefix(root_path)}
-        rules = [self._rules.get(one, _CLOSED) for one in spellings if _plain(one) in self._rules]
+        rules = [self._rules.get(one, _CLOSED) for one in spellings if _guards(_plain(one), self._rules)]
         # A spelling that BentoML does not know today is closed whatever the rule: it may know it tomorrow.
         return _CLOSED if _CLOSED in rules else next(iter(rules), None)
 
@@ -113,11 +116,15 @@ class SurfaceGuard:
         await self._app(scope, receive, with_origin)
 
 
+def _guards(plain: str, rules: Mapping[str, str]) -> bool:
+    return plain in rules or plain.startswith(_ASSETS)
+
+
 def _plain(path: str) -> str:
     """`path` as its most liberal reader would have it: no case, no empty or dot segments, no slash at the end."""
     segments: list[str] = []
     for segment in _SLASHES.split(path.lower().replace("\\", "/").partition(";")[0]):
-        bare = segment.strip()
+        bare = segment.strip(_SPACE)
         if bare == "..":
             del segments[-1:]
         elif bare not in {"", "."}:
