@@ -287,7 +287,7 @@ def _fields() -> Iterable[Hostile]:
     yield from _both("a privileged field is sent as null", {"priority": None})
     yield from _both("an unknown field", {"colour": "red"})
     yield from _both("a field in another case", {"Cache_Salt": "x"})
-    yield from _both("a field with a letter that looks alike", {"сache_salt": "x"})
+    yield from _both("a field with a letter that looks alike", {"\u0441ache_salt": "x"})
     yield from _both("a field of a million letters", {"x" * 1_000_000: 1})
     yield from _both("a field of control characters", {"a\r\nset-cookie: x": 1})
     yield from _both("a field without a name", {"": 1})

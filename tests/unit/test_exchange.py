@@ -143,8 +143,20 @@ def test_an_exhausted_quota_is_not_worth_a_retry() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0, "0ms"), (-1, "0ms"), (0.0001, "1ms"), (0.12, "120ms"), (0.9999, "1s"), (1, "1s"), (1.2, "2s"), (59.1, "1m0s")]
-    + [(60, "1m0s"), (360, "6m0s"), (3600, "1h0m0s"), (86_399.5, "24h0m0s")],
+    [
+        (0, "0ms"),
+        (-1, "0ms"),
+        (0.0001, "1ms"),
+        (0.12, "120ms"),
+        (0.9999, "1s"),
+        (1, "1s"),
+        (1.2, "2s"),
+        (59.1, "1m0s"),
+        (60, "1m0s"),
+        (360, "6m0s"),
+        (3600, "1h0m0s"),
+        (86399.5, "24h0m0s"),
+    ],
 )
 def test_spans_of_time_are_written_as_openai_does(seconds: float, text: str) -> None:
     """Rounded up."""

@@ -231,7 +231,7 @@ BOUNDS: list[tuple[str, Route, dict[str, int], dict[str, Any], dict[str, Any], s
 @pytest.mark.parametrize(
     ("route", "changes", "at", "above", "param", "code"), [b[1:] for b in BOUNDS], ids=[b[0] for b in BOUNDS]
 )
-def test_each_limit_is_inclusive_and_names_its_field(
+def test_each_limit_is_inclusive_and_names_its_field(  # noqa: PLR0917 - one row of the table
     route: Route, changes: dict[str, int], at: dict[str, Any], above: dict[str, Any], param: str, code: str
 ) -> None:
     """At it: accepted. One above: 400 with the field's name and a code."""
@@ -400,7 +400,7 @@ def test_best_of_is_n_or_nothing() -> None:
 def test_what_a_client_sends_back_of_a_reply_is_taken() -> None:
     """Assistants' messages come as they were received."""
     call = {"id": "c", "type": "function", "index": 0, "function": {"name": "x", "arguments": "{}"}}
-    sent = {"role": "assistant", "content": None, "refusal": None, "annotations": [], "audio": None}
+    sent: dict[str, Any] = {"role": "assistant", "content": None, "refusal": None, "annotations": [], "audio": None}
     sent |= {"function_call": None, "reasoning": None, "tool_calls": [call]}
     body, _ = check(Route.CHAT, messages=[*says("x"), sent])
     kept = body["messages"][1]

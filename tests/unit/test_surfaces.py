@@ -277,8 +277,11 @@ def test_a_configured_origin_may_ask(port: int) -> None:
         "null",
         "*",
         "",
-    ]
-    + ["https://APP.example", "https://app.example/", "https://evil.app.example", "https://app.example, https://x"],
+        "https://APP.example",
+        "https://app.example/",
+        "https://evil.app.example",
+        "https://app.example, https://x",
+    ],
 )
 def test_no_other_origin_may_ask(port: int, origin: str) -> None:
     """Exact or not at all."""
