@@ -17,6 +17,7 @@ import bentoml
 from bentoml._internal.configuration.containers import BentoMLContainer
 from bentoml._internal.server.metrics.prometheus import PrometheusClient
 
+from jubako.boundary.surfaces import SurfaceGuard
 from jubako.release.bundle import PinnedModel
 from jubako.server import Server
 
@@ -79,3 +80,7 @@ class Jubako:
     def __is_alive__(self) -> bool:
         """Alive unless failed; a failed process is about to end by itself."""
         return server.readiness.phase != "failed"
+
+
+# Around BentoML's own routes too: what is not the API is the operator's.
+Jubako.add_asgi_middleware(SurfaceGuard, settings=server.settings.server.surfaces, authenticate=server.authenticate)

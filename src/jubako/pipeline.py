@@ -84,6 +84,7 @@ class Pipeline:
         outcome, code, route = Outcome.COMPLETED, "", "unknown"
         with self.life.lease(exchange.request_id) as lease:
             try:
+                exchange.require_sound_headers()
                 match = routes.match(exchange.method, exchange.path)
                 route = match.route.value
                 principal = await self.authenticator.authenticate(exchange.header("authorization"))

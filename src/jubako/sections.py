@@ -177,7 +177,8 @@ class SurfaceSettings(Section):
     metrics: Literal["open", "operator", "closed"]
     documentation: Literal["open", "operator", "closed"]
     """BentoML's own /schema.json and /docs.json."""
-    cors_origins: list[str]
+    cors_origins: list[Annotated[str, Field(pattern=r"^https?://[a-z0-9.-]+(:[0-9]{1,5})?$")]]
+    """Exact origins as browsers send them; there is no wildcard."""
 
 
 class StreamSettings(Section):

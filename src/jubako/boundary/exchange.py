@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from jubako.boundary import problems
-from jubako.errors import BodyTimeout, ClientGone, Refusal, RequestTooLarge
+from jubako.errors import BodyTimeout, ClientGone, InvalidRequest, Refusal, RequestTooLarge, UnsupportedMediaType
 from jubako.vocabulary import Document
 
 Message = MutableMapping[str, Any]
@@ -26,8 +26,15 @@ Send = Callable[[Message], Awaitable[None]]
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 CLIENT_CLOSED = 499
 """For the log alone, by custom: nobody is there to read it."""
+MAXIMUM_HEADERS = 100
+"""As many as Apache takes by default; SDKs and proxies together send about thirty. uvicorn's parser counts none."""
+MAXIMUM_HEADER_BYTES = 32_768
+"""Names and values together: what nginx takes by default. A token of an identity provider has two to eight thousand."""
 _JSON = (b"content-type", b"application/json")
 _EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
+_EVERY_REPLY = {b"x-content-type-options": b"nosniff", b"cache-control": b"no-store"}
+_SINGLE = frozenset({b"authorization", b"content-type", b"content-encoding", b"x-request-id"})
+"""Of two such headers, one program reads the first and another the last."""
 
 
 class Exchange:
@@ -41,7 +48,9 @@ class Exchange:
         self._send = send
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self._headers: dict[bytes, bytes] = dict(scope["headers"])
+        self._received: list[tuple[bytes, bytes]] = list(scope["headers"])
+        self._headers: dict[bytes, bytes] = dict(self._received)
+        self._added: problems.Headers = []
         self.started_at = time.monotonic()
         inbound = self.header("x-request-id") or ""
         kept = _REQUEST_ID.fullmatch(inbound) is not None
@@ -62,6 +71,28 @@ class Exchange:
         """One request header by its lower-case name, latin-1 as HTTP has it."""
         value = self._headers.get(name.encode())
         return None if value is None else value.decode("latin-1")
+
+    def require_sound_headers(self) -> None:
+        """Refuse headers that no part of the server should have to interpret. To be called first, before any is read.
+
+        Raises `InvalidRequest`, or `UnsupportedMediaType` for a compressed body: its size is not what was counted.
+        """
+        if len(self._received) > MAXIMUM_HEADERS:
+            raise _bad_header(f"At most {MAXIMUM_HEADERS} headers may be sent; found {len(self._received)}.")
+        size = sum(len(name) + len(value) for name, value in self._received)
+        if size > MAXIMUM_HEADER_BYTES:
+            raise _bad_header(f"At most {MAXIMUM_HEADER_BYTES} bytes of headers may be sent; found {size}.")
+        seen: set[bytes] = set()
+        for name, _ in self._received:
+            if name in _SINGLE and name in seen:
+                raise _bad_header(f"The header {name.decode()} may be sent only once.")
+            seen.add(name)
+        if (self.header("content-encoding") or "identity").strip().lower() != "identity":
+            raise UnsupportedMediaType("The request body must not be compressed: send it without Content-Encoding.")
+
+    def add_headers(self, headers: problems.Headers) -> None:
+        """Send `headers` with whatever reply follows; those of a refusal go before them."""
+        self._added.extend(headers)
 
     async def body(self, *, limit_bytes: int, limit_seconds: float) -> bytes:
         """The whole request body; raises `RequestTooLarge`, `BodyTimeout` or `ClientGone`."""
@@ -139,15 +170,14 @@ class Exchange:
         self.status = status
         self.writing_since = self.last_write_at = time.monotonic()
         elapsed_ms = round((time.monotonic() - self.started_at) * 1000)
-        common: problems.Headers = [
-            (b"x-request-id", self.request_id.encode()),
-            (b"openai-processing-ms", str(elapsed_ms).encode()),
-        ]
+        sent = {**_EVERY_REPLY, **dict(self._added), **dict(headers)}
+        sent[b"x-request-id"] = self.request_id.encode()
+        sent[b"openai-processing-ms"] = str(elapsed_ms).encode()
         if self._body_unread:
             # A body that nobody wants would be read to its end for the sake of the connection.
-            common.append((b"connection", b"close"))
+            sent[b"connection"] = b"close"
         try:
-            await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *common]})
+            await self._send({"type": "http.response.start", "status": status, "headers": list(sent.items())})
         finally:
             self._status_line_sent.set()
         self.writing_since = 0.0
@@ -159,3 +189,7 @@ class Exchange:
         await self._status_line_sent.wait()
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
         self.writing_since = 0.0
+
+
+def _bad_header(message: str) -> InvalidRequest:
+    return InvalidRequest(message, code="invalid_header")

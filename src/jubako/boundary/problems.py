@@ -6,6 +6,7 @@ import json
 import math
 
 from jubako.errors import MethodNotAllowed, Refusal, Unauthenticated
+from jubako.vocabulary import Rates
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -28,8 +29,31 @@ def headers(refusal: Refusal) -> Headers:
         seconds = refusal.retry_after_seconds
         found.append((b"retry-after", str(math.ceil(seconds)).encode()))
         found.append((b"retry-after-ms", str(math.ceil(seconds * 1000)).encode()))
+    if refusal.rates is not None:
+        found.extend(rate_headers(refusal.rates))
     if isinstance(refusal, MethodNotAllowed):
         found.append((b"allow", refusal.allow.encode()))
     if isinstance(refusal, Unauthenticated):
         found.append((b"www-authenticate", b"Bearer"))
     return found
+
+
+def rate_headers(rates: Rates) -> Headers:
+    """`x-ratelimit-{limit,remaining,reset}-{requests,tokens}`, for those limits that there are."""
+    found: Headers = []
+    for kind, rate in (("requests", rates.requests), ("tokens", rates.tokens)):
+        if rate is None:
+            continue
+        values = {"limit": rate.limit, "remaining": max(rate.remaining, 0), "reset": duration(rate.reset_seconds)}
+        found.extend((f"x-ratelimit-{name}-{kind}".encode(), str(value).encode()) for name, value in values.items())
+    return found
+
+
+def duration(seconds: float) -> str:
+    """A span of time as OpenAI writes it: `120ms`, `1s`, `6m0s`, `1h0m0s`; rounded up, as too early is no use."""
+    milliseconds = math.ceil(max(seconds, 0.0) * 1000)
+    if milliseconds < 1000:  # noqa: PLR2004 - a second
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(math.ceil(milliseconds / 1000), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{f'{hours}h' if hours else ''}{f'{minutes}m' if hours or minutes else ''}{rest}s"

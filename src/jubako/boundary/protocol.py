@@ -1,6 +1,7 @@
-"""From a request body to a `Call`'s fields: JSON, content type, fields that no caller may set.
+"""From a request body to a JSON object: content type, text, nesting and size, before and while it is parsed.
 
-Knows nothing of what the fields mean to the model: types and ranges are the engine's to check.
+Knows JSON, and of the fields only `stream`, which decides the kind of the reply. What fields mean is for `fields` and
+`limits`.
 """
 
 from __future__ import annotations
@@ -12,49 +13,96 @@ from typing import Any, NoReturn
 from pydantic import TypeAdapter, ValidationError
 
 from jubako.errors import InvalidRequest, UnsupportedMediaType
+from jubako.vocabulary import Limits
 
-PRIVILEGED_FIELDS = frozenset(
-    {
-        # Each of these lets a caller reach past the boundary: another's cache, the scheduler, the engine's own ids,
-        # a prompt other than the one that was checked, code in templates, files on the server.
-        "cache_salt",
-        "chat_template",
-        "data_parallel_rank",
-        "kv_transfer_params",
-        "media_io_kwargs",
-        "mm_processor_kwargs",
-        "priority",
-        "request_id",
-        "session_id",
-        "vllm_xargs",
-    }
-)
 _BOOLEAN = TypeAdapter(bool)
+_SPACE = b" \t\r\n"
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_OPENING = frozenset(b"[{")
 
 
-def parse(body: bytes, content_type: str | None) -> dict[str, Any]:
-    """The body as a JSON object without privileged fields; raises `InvalidRequest` or `UnsupportedMediaType`."""
+class _Twice(ValueError):
+    """One key stands twice in one object."""
+
+
+def parse(body: bytes, content_type: str | None, limits: Limits) -> dict[str, Any]:
+    """The body as a JSON object within the limits; raises `InvalidRequest` or `UnsupportedMediaType`."""
     media_type = (content_type or "").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise UnsupportedMediaType("The request body must be JSON: send 'Content-Type: application/json'.")
+    require_bounded(body, limits)
     try:
         # Decoded here, because json.loads lets bytes through that are no text: encoded halves of surrogate pairs.
-        document = json.loads(body.decode(), parse_constant=_not_json, parse_float=_finite)
+        document = json.loads(
+            body.decode(), parse_constant=_not_json, parse_float=_finite, object_pairs_hook=_without_duplicates
+        )
+    except _Twice:
+        raise _invalid("The request body has one key twice in one object.") from None
     except (ValueError, RecursionError) as error:
         # Position only: the text around it is the caller's.
         where = f" (line {error.lineno}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
-        raise InvalidRequest(f"The request body is not valid JSON{where}.", code="invalid_json") from None
+        raise _invalid(f"The request body is not valid JSON{where}.") from None
     if not isinstance(document, dict):
-        raise InvalidRequest("The request body must be a JSON object.", code="invalid_json")
+        raise _invalid("The request body must be a JSON object.")
     if b"\\u" in body:
         _refuse_lone_surrogates(document)
     _settle_stream(document)
-    refused = sorted(PRIVILEGED_FIELDS & document.keys())
-    if refused:
-        raise InvalidRequest(
-            f"This field is set by the server and cannot be sent: {refused[0]}.", code="unknown_field", param=refused[0]
-        )
     return document
+
+
+def require_bounded(body: bytes, limits: Limits) -> None:
+    """Refuse bodies that are nested too deep or hold too many values, in time linear in bytes and without parsing.
+
+    Counting bytes first is enough for most bodies; only where that bound is too high are strings cut out and the rest
+    looked at. What is no JSON may pass: the parser refuses it then.
+    """
+    opened = body.count(b"[") + body.count(b"{")
+    if opened <= limits.json_depth and opened + body.count(b",") <= limits.json_values:
+        return
+    bare = _without_strings(body, limits)
+    opened = bare.count(b"[") + bare.count(b"{")
+    if opened > limits.json_depth:
+        _require_depth(bare, limits)
+    # Each container with k items has k - 1 commas; a container without items adds nothing.
+    values = bare.count(b",") + opened - bare.count(b"[]") - bare.count(b"{}")
+    if max(values, opened - 1) > limits.json_values:
+        raise _too_many_values(limits)
+
+
+def _without_strings(body: bytes, limits: Limits) -> bytes:
+    """`body` with nothing in its strings and no space between its tokens."""
+    if b"\\" in body:
+        # Pairs first: what is left of a run of backslashes escapes the character behind it.
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    # Each value is at most one string, and each key is one beside its value.
+    if body.count(b'"') > 4 * (limits.json_values + 1):
+        raise _too_many_values(limits)
+    return b'"'.join(body.split(b'"')[::2]).translate(None, _SPACE)
+
+
+def _require_depth(bare: bytes, limits: Limits) -> None:
+    depth = 0
+    # More brackets than this are too many values as well, whatever their order.
+    for byte in bare.translate(None, _NO_BRACKETS)[: 2 * limits.json_values + 4]:
+        depth += 1 if byte in _OPENING else -1
+        if depth > limits.json_depth:
+            raise _invalid(f"The request body is nested deeper than {limits.json_depth} levels.")
+
+
+def _too_many_values(limits: Limits) -> InvalidRequest:
+    return _invalid(f"The request body holds more than {limits.json_values} keys and items.")
+
+
+def _invalid(message: str) -> InvalidRequest:
+    return InvalidRequest(message, code="invalid_json")
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Two parsers may take different ones of two: what one checked, the other would never see."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _Twice
+    return found
 
 
 def _settle_stream(document: dict[str, Any]) -> None:
@@ -81,4 +129,4 @@ def _refuse_lone_surrogates(document: dict[str, Any]) -> None:
     try:
         json.dumps(document, ensure_ascii=False).encode()
     except (UnicodeEncodeError, RecursionError):
-        raise InvalidRequest("The request body holds an unpaired surrogate escape.", code="invalid_json") from None
+        raise _invalid("The request body holds an unpaired surrogate escape.") from None
