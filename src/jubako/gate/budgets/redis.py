@@ -112,7 +112,7 @@ class RedisStore:
                 -1 if limit is None else limit for limit in (*limits, budget.tokens_per_month, budget.concurrency)
             )
         granted, now, known, *numbers = await self._run(
-            script, tuple(PREFIX + claim.account for claim in claims), values
+            script, tuple(PREFIX + "account:" + claim.account for claim in claims), values
         )
         rows = (numbers[at : at + _STANDING] for at in range(0, len(numbers), _STANDING))
         return Answer(granted == 1, float(now), tuple(Standing(*row) for row in rows), known == 1)
