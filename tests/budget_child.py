@@ -18,7 +18,7 @@ async def main(settings: str, folder: str, limit: int, tasks: int) -> None:
     one = budgets(BudgetSettings.model_validate_json(settings), Path(folder))
     await one.open()
     asker = principal(Budget(concurrency=limit, requests_per_minute=10_000, tokens_per_day=1_000_000))
-    print("ready", flush=True)
+    print("ready", flush=True)  # noqa: T201 - its parent reads it
     await asyncio.to_thread(sys.stdin.readline)
 
     async def ask() -> bool:
@@ -29,7 +29,7 @@ async def main(settings: str, folder: str, limit: int, tasks: int) -> None:
         return True
 
     granted = sum(await asyncio.gather(*(ask() for _ in range(tasks))))
-    print(granted, flush=True)
+    print(granted, flush=True)  # noqa: T201
     await asyncio.to_thread(sys.stdin.readline)
     await one.close()
 

@@ -138,7 +138,7 @@ class StoreUnderTest:
         """How many accounts and reservations are kept."""
         if self.server is not None:
             with self.server.client() as client:
-                held = sum(client.hlen(key) for key in client.scan_iter("jubako:{budgets}:held:*"))
+                held: int = sum(client.hlen(key) for key in client.scan_iter("jubako:{budgets}:held:*"))
                 return held + len(list(client.scan_iter("jubako:{budgets}:account:*")))
         import sqlite3
 

@@ -24,6 +24,7 @@ from tests.project import REPOSITORY
 
 @pytest.fixture(scope="session")
 def redis_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer | None]:
+    """A real Redis for this module; None where it is not installed."""
     with redis_server(tmp_path_factory.mktemp("redis")) as server:
         yield server
 
@@ -32,6 +33,7 @@ def redis_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisSe
 async def store(
     request: pytest.FixtureRequest, tmp_path: Path, redis_of_tests: RedisServer | None
 ) -> AsyncIterator[StoreUnderTest]:
+    """An empty store of each kind."""
     server = None
     if request.param == "redis":
         if redis_of_tests is None:
@@ -46,15 +48,18 @@ async def store(
 
 @pytest.fixture
 def clock() -> Clock:
+    """A clock at noon."""
     return Clock()
 
 
 @pytest.fixture
 async def open_budgets(store: StoreUnderTest, clock: Clock) -> CountedBudgets:
+    """One instance at the store."""
     return await store.open(clock)
 
 
 async def refused(budgets: CountedBudgets, asker: Principal, tokens: int = 0) -> Refusal:
+    """The refusal that a request gets."""
     with pytest.raises(Refusal) as caught:
         await budgets.reserve(asker, tokens)
     return caught.value
@@ -171,7 +176,7 @@ class TestEnds:
             await held.amend(61)
         assert caught.value.retry_after_seconds == pytest.approx(60.75)
         assert caught.value.rates is not None
-        assert caught.value.rates.tokens == Rate(100, 10, pytest.approx(60.75))
+        assert caught.value.rates.tokens == Rate(100, 10, 60.75)
         await open_budgets.reserve(asker, 10)
 
     async def test_a_caller_who_leaves_while_reserving_holds_nothing(self, open_budgets: CountedBudgets) -> None:
@@ -282,17 +287,18 @@ class TestRates:
         self, open_budgets: CountedBudgets, clock: Clock
     ) -> None:
         asker = principal(
-            Budget(requests_per_minute=10, tokens_per_minute=1000), Budget(requests_per_minute=12, tokens_per_minute=500)
+            Budget(requests_per_minute=10, tokens_per_minute=1000),
+            Budget(requests_per_minute=12, tokens_per_minute=500),
         )
         held = await open_budgets.reserve(asker, 100)
-        assert held.rates == Rates(Rate(10, 9, pytest.approx(60.75)), Rate(500, 400, pytest.approx(60.75)))
+        assert held.rates == Rates(Rate(10, 9, 60.75), Rate(500, 400, 60.75))
         await held.settle(40)
         clock.advance(10)
         held = await open_budgets.reserve(asker, 460)
-        assert held.rates == Rates(Rate(10, 8, pytest.approx(60.75)), Rate(500, 0, pytest.approx(60.75)))
+        assert held.rates == Rates(Rate(10, 8, 60.75), Rate(500, 0, 60.75))
         clock.advance(1.5)
         refusal = await refused(open_budgets, asker, 1)
-        assert refusal.rates == Rates(Rate(10, 8, pytest.approx(59.25)), Rate(500, 0, pytest.approx(59.25)))
+        assert refusal.rates == Rates(Rate(10, 8, 59.25), Rate(500, 0, 59.25))
 
     async def test_a_limit_that_is_not_set_has_no_header(self, open_budgets: CountedBudgets) -> None:
         assert (await open_budgets.reserve(principal(Budget(concurrency=5)), 10)).rates == Rates()
@@ -301,9 +307,7 @@ class TestRates:
 
 
 class TestLeases:
-    async def test_what_a_dead_instance_held_is_free_after_its_lease(
-        self, store: StoreUnderTest, clock: Clock
-    ) -> None:
+    async def test_what_a_dead_instance_held_is_free_after_its_lease(self, store: StoreUnderTest, clock: Clock) -> None:
         asker = principal(Budget(concurrency=1, tokens_per_minute=100, tokens_per_month=100))
         dead = await store.open(clock, lease_seconds=15)
         await dead.reserve(asker, 100)
@@ -389,6 +393,7 @@ def child(
 
 
 def ask(process: subprocess.Popen[str]) -> int:
+    """Let a child reserve; how many were granted."""
     assert process.stdin is not None
     process.stdin.write("go\n")
     process.stdin.flush()
@@ -396,6 +401,7 @@ def ask(process: subprocess.Popen[str]) -> int:
 
 
 def answer(process: subprocess.Popen[str]) -> int:
+    """How many a child was granted."""
     assert process.stdout is not None
     return int(process.stdout.readline())
 
@@ -448,9 +454,7 @@ class TestOutage:
         budgets = await store.open(clock)
         asker = principal(Budget(concurrency=5, requests_per_minute=5))
         with self.outage(store):
-            results = await asyncio.gather(
-                *(budgets.reserve(asker, 1) for _ in range(40)), return_exceptions=True
-            )
+            results = await asyncio.gather(*(budgets.reserve(asker, 1) for _ in range(40)), return_exceptions=True)
             assert all(isinstance(result, Unavailable) for result in results)
         async with asyncio.timeout(20):
             while budgets._away:
@@ -510,9 +514,7 @@ class TestSize:
                 size = client.strlen("jubako:{budgets}:account:t:acme")
         assert size <= 8 * (5 + 3 * 61)
 
-    async def test_ten_thousand_tenants_cost_each_no_more_than_a_few(
-        self, store: StoreUnderTest, clock: Clock
-    ) -> None:
+    async def test_ten_thousand_tenants_cost_each_no_more_than_a_few(self, store: StoreUnderTest, clock: Clock) -> None:
         budgets = await store.open(clock)
         loop = asyncio.get_running_loop()
         budget = Budget(requests_per_minute=100, tokens_per_month=10**6)
@@ -526,9 +528,7 @@ class TestSize:
         few = await cost(range(500))
         for start in range(500, 10_000, 500):
             some = range(start, start + 500)
-            await asyncio.gather(
-                *(budgets.reserve(principal(budget, tenant=f"t{number}"), 5) for number in some)
-            )
+            await asyncio.gather(*(budgets.reserve(principal(budget, tenant=f"t{number}"), 5) for number in some))
         assert await cost(range(9_000, 9_500)) < 10 * few
 
 
@@ -595,15 +595,17 @@ class TestFile:
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
     async def test_a_folder_that_cannot_be_written_is_named(self, tmp_path: Path) -> None:
-        tmp_path.chmod(0o500)
-        try:
-            assert "cannot be written" in await self.fault(tmp_path)
-        finally:
-            tmp_path.chmod(0o700)
+        folder = tmp_path / "read-only"
+        os.mkdir(folder, 0o500)  # noqa: PTH102 - in one step with its mode
+        assert "cannot be written" in await self.fault(folder)
 
     async def test_a_path_that_is_a_folder_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "budgets.sqlite").mkdir()
         assert "cannot be written: Is a directory" in await self.fault(tmp_path)
+
+    async def test_a_folder_that_cannot_be_made_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        assert "cannot be written" in await self.fault(tmp_path / "file")
 
 
 class TestRedisAddress:

@@ -23,7 +23,7 @@ from jubako.vocabulary import Budget, Principal, Rates
 
 logger = logging.getLogger(__name__)
 
-ANSWER_SECONDS = 1.5
+ANSWER_SECONDS = 3.0
 """The longest that a request waits for the store."""
 HELD_MAXIMUM = 100_000
 """Reservations of one process that have not ended in the store; more are refused."""
@@ -106,6 +106,7 @@ class CountedBudgets:
         """Ends that the store may not have yet."""
         self._tell_again = False
         self._away = False
+        self._closed = False
         self._hold_seconds = 1.0
         """How long reservations last, newer ones counting more."""
         self._beating: asyncio.Task[None] | None = None
@@ -191,6 +192,9 @@ class CountedBudgets:
 
     async def close(self) -> None:
         """Give back what this process still holds, and disconnect. A store that is away frees it by the lease."""
+        if self._closed:
+            return
+        self._closed = self._away = True
         for task in (self._beating, self._telling):
             if task is not None:
                 task.cancel()
@@ -202,7 +206,6 @@ class CountedBudgets:
         except StoreAway as away:
             logger.warning("the store of budgets does not answer (%s): what is held ends with its lease", away)
         await self._store.close()
-        self._away = True
 
     async def _within(self, operation: Awaitable[T]) -> T:
         try:
@@ -219,7 +222,7 @@ class CountedBudgets:
 
     def _tell_soon(self) -> None:
         self._tell_again = True
-        if self._telling is None or self._telling.done():
+        if not self._closed and (self._telling is None or self._telling.done()):
             self._telling = asyncio.create_task(self._tell_until_taken(), name="budgets-ends")
 
     async def _tell_until_taken(self) -> None:

@@ -7,6 +7,7 @@ by themselves when they say nothing any more; Redis must not evict them before (
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from redis import exceptions
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
@@ -25,8 +26,9 @@ from jubako.gate.budgets.store import Amend, Answer, Claim, End, StoreAway, Take
 from jubako.gate.budgets.windows import Standing
 
 PREFIX = "jubako:{budgets}:"
-ANSWER_SECONDS = 1.0
+ANSWER_SECONDS = 2.0
 CONNECTIONS = 8
+"""Used at once; callers take turns. A pool that blocks lets newcomers overtake, and some wait for ever."""
 _STANDING = 9
 
 
@@ -60,6 +62,7 @@ class RedisStore:
         self._lease_seconds = lease_seconds
         self._clock = clock
         self._redis: Redis | None = None
+        self._turns = asyncio.Semaphore(CONNECTIONS)
 
     async def open(self) -> None:
         """Connect and try a script; raises `StartupFault`."""
@@ -123,11 +126,12 @@ class RedisStore:
         now = "" if self._clock is None else repr(self._clock())
         arguments = (*keys, now, PREFIX, self._instance, self._lease_seconds, *values)
         try:
-            try:
-                return await self._redis.evalsha(script.digest, len(keys), *arguments)
-            except exceptions.NoScriptError:
-                # Restarted since, or never asked before; EVAL makes it known.
-                return await self._redis.eval(script.text, len(keys), *arguments)
+            async with self._turns:
+                try:
+                    return await self._redis.evalsha(script.digest, len(keys), *arguments)
+                except exceptions.NoScriptError:
+                    # Restarted since, or never asked before; EVAL makes it known.
+                    return await self._redis.eval(script.text, len(keys), *arguments)
         except (exceptions.RedisError, OSError) as error:
             raise StoreAway(f"{type(error).__name__}: {error}") from None
 
@@ -152,11 +156,10 @@ def connect(url: str, password_file: Path | None) -> Redis:
         if not password:
             raise StartupFault(f"budgets.redis_password_file {password_file}: it is empty.")
     try:
-        pool = BlockingConnectionPool.from_url(
+        pool = ConnectionPool.from_url(
             url,
             password=password,
-            max_connections=CONNECTIONS,
-            timeout=ANSWER_SECONDS,
+            max_connections=2 * CONNECTIONS,
             socket_timeout=ANSWER_SECONDS,
             socket_connect_timeout=ANSWER_SECONDS,
             # A connection that went stale is found out by using it. Repeating is safe: a take has its number.

@@ -1,7 +1,8 @@
 """Budgets in an SQLite file, for all processes of one machine.
 
 A thread of its own works on the file, so that the event loop never waits for a disk. What has gathered while it was
-busy is done in one transaction. Knows the file and the thread; the statements are in `ledger`.
+busy is done in one transaction. A second thread moves the write-ahead log into the file: that alone waits for the disk
+to have it, a tenth of a second and more on a busy one. Knows the file and the threads; the statements are in `ledger`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ OPENING_SECONDS = 5
 BATCH = 256
 _PAUSE_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005)
 
+CHECKPOINT_SECONDS = 1.0
+CHECKPOINT_TRANSACTIONS = 500
+LARGE_LOG_PAGES = 16_384
+"""64 MB. A log that is written to all the time never ends by itself: work then stops while the rest is moved."""
+
 Work = Callable[[Ledger], Any]
 Job = tuple[Work, "asyncio.Future[Any]"]
 
@@ -40,16 +46,20 @@ class SqliteStore:
         self._lease_seconds = lease_seconds
         self._clock = clock
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._at_work = threading.Lock()
+        self._closing = threading.Event()
+        self._transactions = 0
+        """Since the log was last moved."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def open(self) -> None:
         """Make or check the file; raises `StartupFault`."""
         self._loop = asyncio.get_running_loop()
         opened: asyncio.Future[None] = self._loop.create_future()
-        self._thread = threading.Thread(target=self._work, args=(self._loop, opened), name="budgets", daemon=True)
-        self._thread.start()
+        self._start(self._work, self._loop, opened)
         await opened
+        self._start(self._checkpoint)
 
     async def take(self, take: Take) -> Answer:
         """See `Store`."""
@@ -81,8 +91,14 @@ class SqliteStore:
     async def close(self) -> None:
         """Let the thread finish what it has; a thread that a disk holds is left behind."""
         self._jobs.put(None)
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join, OPENING_SECONDS)
+        self._closing.set()
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join, OPENING_SECONDS)
+
+    def _start(self, target: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(target=target, args=arguments, name="budgets", daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _do(self, work: Work) -> asyncio.Future[Any]:
         if self._loop is None:
@@ -108,7 +124,26 @@ class SqliteStore:
                         self._jobs.put(None)
                         break
                     jobs.append(more)
-                _tell(loop, _transact(connection, ledger, jobs))
+                with self._at_work:
+                    told = _transact(connection, ledger, jobs)
+                self._transactions += 1
+                _tell(loop, told)
+        finally:
+            connection.close()
+
+    def _checkpoint(self) -> None:
+        """Move the log while the other thread works on; stop that only for the rest of one that grew large."""
+        connection = sqlite3.connect(self._file, timeout=0, isolation_level=None)
+        try:
+            while not self._closing.wait(CHECKPOINT_SECONDS):
+                if self._transactions < CHECKPOINT_TRANSACTIONS:
+                    continue
+                self._transactions = 0
+                with suppress(sqlite3.Error):  # the disk is full or gone: requests meet the same, and say so
+                    _, pages, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                    if pages > LARGE_LOG_PAGES:
+                        with self._at_work:
+                            connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
         finally:
             connection.close()
 
@@ -177,6 +212,7 @@ def connect(file: Path) -> sqlite3.Connection:
     try:
         prepare(connection)
         connection.execute("PRAGMA busy_timeout = 0")
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
     except StartupFault as fault:
         connection.close()
         away = "Move it away and a new one is made: what was used this minute, day and month is then forgotten."

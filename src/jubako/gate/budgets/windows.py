@@ -68,6 +68,7 @@ def month_of(second: int) -> int:
     return _month_of_day(second // DAY_SECONDS)
 
 
+@lru_cache(maxsize=8)
 def month_end(month: int) -> int:
     """The second at which the next month begins."""
     year, number = divmod(month + 1, 12)
