@@ -126,6 +126,12 @@ class Busy(Refusal):
     retry = True
 
 
+class NeverFits(Busy):
+    """More than the caller's limit a minute allows at once: no wait helps, a smaller request does."""
+
+    retry = False
+
+
 class QuotaExhausted(Refusal):
     """A budget of a day or a month is used up: coming back soon does not help."""
 
