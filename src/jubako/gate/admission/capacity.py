@@ -20,6 +20,10 @@ OUTLIER = math.log(3.0)
 RIDGE = 1e-3
 """Pull towards the last estimate; it decides only where the data do not."""
 MIX_FORGETTING = 0.995
+SMOOTHING = 0.1
+"""Share of a step's answer in the number that holds the pace: its noise is not passed on."""
+STEADINESS = 0.75
+"""The limit moves when that number is further from it than this: a request more or less is no news."""
 READY_STEPS = 3
 PROOF_STEPS = 3
 """Steps at a number of sequences before twice as many may be tried."""
@@ -130,6 +134,7 @@ class Capacity:
         self._prompt_tokens = 0.0
         self._generated_tokens = 0.0
         self._proven = 1.0
+        self._smooth = float(self.ceiling)
         self._above: list[int] = []
 
     def observe(self, step: Step) -> None:
@@ -179,7 +184,11 @@ class Capacity:
         slope = each + prompt * self._mix
         room = self._target_seconds - base
         if not self._model.ready or room >= slope * self.ceiling:
-            self.prospect = self.ceiling
+            found = float(self.ceiling)
         else:
-            self.prospect = max(1, int(room / slope)) if slope > 0.0 else 1
+            found = max(1.0, room / slope) if slope > 0.0 else 1.0
+        # In proportion, not in number: halving takes as long as doubling.
+        self._smooth *= (found / self._smooth) ** SMOOTHING
+        if not self.prospect - STEADINESS + 0.5 <= self._smooth < self.prospect + STEADINESS + 0.5:
+            self.prospect = min(self.ceiling, max(1, int(self._smooth)))
         self.limit = max(1, min(self.prospect, int(2 * self._proven)))

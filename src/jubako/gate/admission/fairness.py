@@ -8,6 +8,9 @@ Every `ageing_seconds` that a tenant's oldest request has waited, the tenant mov
 best priority that itself waits: ageing lets the low pass the high, and leaves equals to their counters. A tenant that
 moves up is lifted likewise.
 
+A light tenant, which seldom waits, finds room at once: of the limit, others leave free the sequences that those who do
+not wait usually have running (an average over some hundred steps) and at present do not.
+
 The queue's bound is shared by the same weights: `Flow.crowding` is the larger of a tenant's parts of the queue's
 requests and of its tokens, divided by its weight. Knows nothing of the engine or of time limits.
 """
@@ -15,12 +18,16 @@ requests and of its tokens, divided by its weight. Knows nothing of the engine o
 from __future__ import annotations
 
 import itertools
+import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from sortedcontainers import SortedList
 
 from jubako.gate.admission.request import Request
+
+USUAL_STEPS = 200.0
+"""Over how many steps it is averaged what a tenant has running."""
 
 Key = tuple[float, int, "Flow"]
 """Sorted by a figure, then by an order that no two share; the flow itself is never compared."""
@@ -40,6 +47,10 @@ class Flow:
     """By arrival."""
     waiting_sequences: int = 0
     waiting_tokens: int = 0
+    waiting_charge: float = 0.0
+    usual: float = 0.0
+    """Sequences it had running on average, as of `usual_at`, a step."""
+    usual_at: int = 0
     crowding: float = 0.0
     level: int = 0
     """The priority it stands at by now, while it waits."""
@@ -67,6 +78,18 @@ class Band:
     weight: float = 0.0
     requests: int = 0
     sequences: int = 0
+    charge: float = 0.0
+    served: float = 0.0
+    """Counters of its tenants, times their weights."""
+
+
+@dataclass(slots=True)
+class Absent:
+    """Tenants that have nothing waiting, all together: what they have running, and usually have."""
+
+    running: int = 0
+    usual: float = 0.0
+    usual_at: int = 0
 
 
 class Fairness:
@@ -84,6 +107,8 @@ class Fairness:
         self._flows: dict[str, Flow] = {}
         self._order = itertools.count()
         self._last_served = 0.0
+        self._step = 0
+        self._absent = Absent()
         self._active = 0
         self._active_weight = 0.0
         self._top = 1 << 62
@@ -92,6 +117,10 @@ class Fairness:
         self._ages: SortedList[Key] = SortedList()
         self._crowds: SortedList[Key] = SortedList()
         self._busy: SortedList[Key] = SortedList()
+
+    def advance(self) -> None:
+        """The engine took a step: the clock of what is usual."""
+        self._step += 1
 
     def flow(self, request: Request) -> Flow:
         """The request's tenant."""
@@ -111,6 +140,7 @@ class Fairness:
         flow.waiting[request.number] = request
         flow.waiting_sequences += request.sequences
         flow.waiting_tokens += request.expected_tokens
+        flow.waiting_charge += request.charge
         self._index(flow, now)
         if flow.priority < self._top:
             self._raise_top(flow.priority, now)
@@ -164,6 +194,16 @@ class Fairness:
         busiest = self._busy[-1][2]
         return busiest.running > self.share(busiest, limit)
 
+    def reserve(self, request: Request, spare: int) -> int:
+        """Sequences to leave free for tenants that do not wait; `spare` more than the limit are theirs in any case.
+
+        Their mean stays within the limit, so that the pace holds; their peaks go beyond it, as far as they may.
+        """
+        absent = self._absent
+        self._average(absent)
+        usual = max(absent.usual, absent.usual + 2.0 * math.sqrt(absent.usual) - spare)
+        return max(0, round(usual) - absent.running)
+
     def within_part(self, flow: Flow) -> bool:
         """Whether what the tenant has waiting is no more than its part of a full queue; a single request is."""
         return len(flow.waiting) == 1 or flow.crowding * sum(band.weight for band in self.bands.values()) <= 1.0
@@ -173,15 +213,25 @@ class Fairness:
         return self._crowds[-1][2]
 
     def turns_until(self, flow: Flow) -> float:
-        """Sequences that start until the tenant's newest request has, itself included."""
+        """Sequences that start until the tenant's newest request has, itself included.
+
+        The others of its priority are served until their counters reach what its own will be by then.
+        """
         band = self.bands[flow.priority]
         above = sum(other.sequences for priority, other in self.bands.items() if priority < flow.priority)
-        return above + min(float(band.sequences), flow.waiting_sequences * band.weight / flow.weight)
+        others = band.sequences - flow.waiting_sequences
+        charge = band.charge - flow.waiting_charge
+        if others <= 0 or charge <= 0.0:
+            return float(above + flow.waiting_sequences)
+        reached = flow.counter + (flow.waiting_charge - flow.newest.charge) / flow.weight
+        served = reached * (band.weight - flow.weight) - (band.served - flow.counter * flow.weight)
+        return above + flow.waiting_sequences + others * min(max(served / charge, 0.0), 1.0)
 
     def _take(self, flow: Flow, request: Request) -> None:
         del flow.waiting[request.number]
         flow.waiting_sequences -= request.sequences
         flow.waiting_tokens -= request.expected_tokens
+        flow.waiting_charge = flow.waiting_charge - request.charge if flow.waiting else 0.0
 
     def _raise_top(self, priority: int, now: float) -> None:
         """Whoever had aged to the old top may go on; happens once for each priority that is ever better than all."""
@@ -200,7 +250,11 @@ class Fairness:
         if flow.busy_key is not None:
             self._busy.remove(flow.busy_key)
             flow.busy_key = None
+        self._average(flow)
         if flow.turn_key is None or flow.crowd_key is None:
+            self._average(self._absent)
+            self._absent.running -= flow.running
+            self._absent.usual = max(0.0, self._absent.usual - flow.usual)
             return
         turns = self._turns[flow.level]
         turns.remove(flow.turn_key)
@@ -217,6 +271,8 @@ class Fairness:
         band.weight -= flow.weight
         band.requests -= len(flow.waiting)
         band.sequences -= flow.waiting_sequences
+        band.charge -= flow.waiting_charge
+        band.served -= flow.counter * flow.weight
         if not band.flows:
             del self.bands[flow.priority]
 
@@ -230,6 +286,9 @@ class Fairness:
             flow.busy_key = (flow.running / flow.weight, order, flow)
             self._busy.add(flow.busy_key)
         if not flow.waiting:
+            self._average(self._absent)
+            self._absent.running += flow.running
+            self._absent.usual += flow.usual
             return
         self._age(flow, order, now)
         flow.turn_key = (flow.counter, order, flow)
@@ -245,6 +304,15 @@ class Fairness:
         band.weight += flow.weight
         band.requests += len(flow.waiting)
         band.sequences += flow.waiting_sequences
+        band.charge += flow.waiting_charge
+        band.served += flow.counter * flow.weight
+
+    def _average(self, tenants: Flow | Absent) -> None:
+        """Bring what is usual up to this step; what runs has not changed since the last time."""
+        if tenants.usual_at != self._step:
+            kept = math.exp((tenants.usual_at - self._step) / USUAL_STEPS)
+            tenants.usual = tenants.running + (tenants.usual - tenants.running) * kept
+            tenants.usual_at = self._step
 
     def _age(self, flow: Flow, order: int, now: float) -> None:
         """Find the priority that the tenant stands at by now, and when it moves up next."""

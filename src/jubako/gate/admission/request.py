@@ -28,19 +28,22 @@ class Request:
     arrived_at: float
     expected_output: int
     """Tokens each sequence is expected to generate."""
+    prompt_weight: float
+    """What a prompt token counts in the tenant's charge, beside an output token's 1."""
     state: State = State.WAITING
     expires_at: float = 0.0
     """When it has waited as long as it may."""
     started_at: float = 0.0
-    charge: float = 0.0
-    """Tokens that its tenant was charged with when it started, prompt tokens weighed."""
-    prompt_weight: float = 0.0
-    """What a prompt token counted in that charge, beside an output token's 1."""
 
     @property
     def sequences(self) -> int:
         """What it takes of the engine's running limit."""
         return max(1, self.demand.sequences)
+
+    @property
+    def charge(self) -> float:
+        """What its tenant is charged with when it starts: output tokens' worth that it is expected to use."""
+        return self.prompt_weight * self.demand.prompt_tokens + self.sequences * self.expected_output
 
     @property
     def expected_tokens(self) -> int:

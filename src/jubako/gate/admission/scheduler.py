@@ -83,7 +83,8 @@ class Scheduler:
         if now >= deadline_at:
             raise DeadlineExceeded("The request's time was up before it could be queued.")
         expected = self._lengths.expect(principal.tenant, demand.output_tokens)
-        request = Request(next(self._numbers), principal, demand, usage, now, expected)
+        weight = self.capacity.prompt_weight
+        request = Request(next(self._numbers), principal, demand, usage, now, expected, weight)
         flow = self._fairness.arrive(request, now)
         self._waiting_steps += request.sequences * expected
         self._start_all(now, arriving=request)
@@ -130,6 +131,7 @@ class Scheduler:
     def observe(self, step: Step, now: float) -> None:
         """The engine took a step: the limit may have moved."""
         self._forecast.advance()
+        self._fairness.advance()
         self.capacity.observe(step)
         self._start_all(now)
 
@@ -141,10 +143,6 @@ class Scheduler:
     def _start_all(self, now: float, *, arriving: Request | None = None) -> None:
         while (request := self._fairness.next(now)) is not None and self._has_room(request):
             request.state, request.started_at = State.RUNNING, now
-            request.prompt_weight = self.capacity.prompt_weight
-            request.charge = (
-                request.prompt_weight * request.demand.prompt_tokens + request.sequences * request.expected_output
-            )
             self._waiting_steps -= request.sequences * request.expected_output
             self._fairness.start(request, now)
             self._forecast.start(request)
@@ -155,10 +153,15 @@ class Scheduler:
         """Within the limit; alone, whatever its size; or a little beyond it for a tenant below its share."""
         after = self.running + request.sequences
         limit = self.capacity.limit
-        if after <= limit or self.running == 0:
-            return True
         beyond = min(self.capacity.ceiling, limit + max(1, limit // HEADROOM))
-        return after <= beyond and self._fairness.underserved(request, limit)
+        if self.running == 0:
+            return True
+        if after > limit:
+            return after <= beyond and self._fairness.underserved(request, limit)
+        most = limit // HEADROOM
+        if after <= limit - most or self._fairness.underserved(request, limit):
+            return True
+        return after <= limit - min(most, self._fairness.reserve(request, beyond - limit))
 
     def _leave_queue(self, request: Request, now: float) -> None:
         request.state = State.GONE
