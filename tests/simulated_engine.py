@@ -1,7 +1,7 @@
-"""An engine of discrete events in front of which admission decides: seeded, without a clock, thousands of steps a second.
+"""An engine of discrete events in front of which admission decides: seeded, no clock of its own.
 
-A step takes `base + each * n + prompt * p` seconds, with noise; each running sequence generates one token in it, and the
-first step of a sequence computes its whole prompt. Callers leave as soon as they are refused.
+A step takes `base + each * n + prompt * p` seconds, with noise; each running sequence generates one token in it, and
+the first step of a sequence computes its whole prompt. Callers leave as soon as they are refused.
 """
 
 from __future__ import annotations

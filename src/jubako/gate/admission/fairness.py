@@ -57,6 +57,7 @@ class Flow:
     turn_key: Key | None = None
     age_key: Key | None = None
     crowd_key: Key | None = None
+    least_key: Key | None = None
     busy_key: Key | None = None
 
     @property
@@ -81,6 +82,8 @@ class Band:
     charge: float = 0.0
     served: float = 0.0
     """Counters of its tenants, times their weights."""
+    least: SortedList[Key] = field(default_factory=SortedList)
+    """Tenants by what they have running for their weight."""
 
 
 @dataclass(slots=True)
@@ -182,6 +185,10 @@ class Fairness:
         best = min(self.bands)
         return min(turns[0] for level, turns in self._turns.items() if level <= best)[2].oldest
 
+    def least_served(self) -> Request | None:
+        """In the best priority, the first request of the tenant that has least running for its weight."""
+        return self.bands[min(self.bands)].least[0][2].oldest if self.bands else None
+
     def share(self, flow: Flow, limit: int) -> float:
         """Sequences that a tenant may call its own of `limit`, among the tenants that wait or run; at least one."""
         return max(1.0, limit * flow.weight / self._active_weight)
@@ -194,7 +201,7 @@ class Fairness:
         busiest = self._busy[-1][2]
         return busiest.running > self.share(busiest, limit)
 
-    def reserve(self, request: Request, spare: int) -> int:
+    def reserve(self, spare: int) -> int:
         """Sequences to leave free for tenants that do not wait; `spare` more than the limit are theirs in any case.
 
         Their mean stays within the limit, so that the pace holds; their peaks go beyond it, as far as they may.
@@ -251,7 +258,7 @@ class Fairness:
             self._busy.remove(flow.busy_key)
             flow.busy_key = None
         self._average(flow)
-        if flow.turn_key is None or flow.crowd_key is None:
+        if flow.turn_key is None or flow.crowd_key is None or flow.least_key is None:
             self._average(self._absent)
             self._absent.running -= flow.running
             self._absent.usual = max(0.0, self._absent.usual - flow.usual)
@@ -263,10 +270,11 @@ class Fairness:
         self._crowds.remove(flow.crowd_key)
         if flow.age_key is not None:
             self._ages.remove(flow.age_key)
-        flow.turn_key = flow.crowd_key = flow.age_key = None
+        band = self.bands[flow.priority]
+        band.least.remove(flow.least_key)
+        flow.turn_key = flow.crowd_key = flow.age_key = flow.least_key = None
         self.requests -= len(flow.waiting)
         self.tokens -= flow.waiting_tokens
-        band = self.bands[flow.priority]
         band.flows -= 1
         band.weight -= flow.weight
         band.requests -= len(flow.waiting)
@@ -300,6 +308,8 @@ class Fairness:
         self.requests += len(flow.waiting)
         self.tokens += flow.waiting_tokens
         band = self.bands.setdefault(flow.priority, Band())
+        flow.least_key = (flow.running / flow.weight, order, flow)
+        band.least.add(flow.least_key)
         band.flows += 1
         band.weight += flow.weight
         band.requests += len(flow.waiting)

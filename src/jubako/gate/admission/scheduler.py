@@ -23,6 +23,8 @@ from jubako.vocabulary import Demand, Principal, Step, Usage
 
 HEADROOM = 4
 """An underserved tenant may go beyond the limit by one part in so many, and by at least one sequence."""
+RESERVE = 2
+"""At most one part in so many of the limit is left free for tenants that do not wait."""
 
 
 class Scheduler:
@@ -136,12 +138,11 @@ class Scheduler:
         self._start_all(now)
 
     def could_start(self, now: float) -> bool:
-        """Whether the request whose turn it is has room; always false between calls."""
-        request = self._fairness.next(now)
-        return request is not None and self._has_room(request)
+        """Whether anything that waits has room; always false between calls at the same time."""
+        return self._next(now) is not None
 
     def _start_all(self, now: float, *, arriving: Request | None = None) -> None:
-        while (request := self._fairness.next(now)) is not None and self._has_room(request):
+        while (request := self._next(now)) is not None:
             request.state, request.started_at = State.RUNNING, now
             self._waiting_steps -= request.sequences * request.expected_output
             self._fairness.start(request, now)
@@ -149,19 +150,27 @@ class Scheduler:
             if request is not arriving:
                 self._started(request)
 
-    def _has_room(self, request: Request) -> bool:
-        """Within the limit; alone, whatever its size; or a little beyond it for a tenant below its share."""
-        after = self.running + request.sequences
+    def _next(self, now: float) -> Request | None:
+        """The request that starts now, if one does: the one whose turn it is, or one that has headroom.
+
+        Alone, a request has room whatever its size; otherwise within the limit, less what is left free for tenants that
+        do not wait. A tenant that has less than its share of what runs may go a little beyond, without a turn.
+        """
+        request = self._fairness.next(now)
+        if request is None or self.running == 0:
+            return request
         limit = self.capacity.limit
         beyond = min(self.capacity.ceiling, limit + max(1, limit // HEADROOM))
-        if self.running == 0:
-            return True
-        if after > limit:
-            return after <= beyond and self._fairness.underserved(request, limit)
-        most = limit // HEADROOM
-        if after <= limit - most or self._fairness.underserved(request, limit):
-            return True
-        return after <= limit - min(most, self._fairness.reserve(request, beyond - limit))
+        after = self.running + request.sequences
+        most = limit // RESERVE
+        if after <= limit - most or after <= limit - min(most, self._fairness.reserve(beyond - limit)):
+            return request
+        least = self._fairness.least_served()
+        for candidate in (request, least):
+            fits = candidate is not None and self.running + candidate.sequences <= beyond
+            if candidate is not None and fits and self._fairness.underserved(candidate, limit):
+                return candidate
+        return None
 
     def _leave_queue(self, request: Request, now: float) -> None:
         request.state = State.GONE
