@@ -1,0 +1,237 @@
+"""The decisions of admission: who starts now, who waits, who is refused and when to come back.
+
+    offer -> RUNNING -> finish
+          -> WAITING -> RUNNING | withdraw | expire | evicted
+          -> refused
+
+The time comes in with every call. Each call leaves nobody waiting who could start. Knows nothing of coroutines.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+
+from jubako.errors import Busy, DeadlineExceeded, Refusal
+from jubako.gate.admission.capacity import Capacity
+from jubako.gate.admission.fairness import Fairness, Flow
+from jubako.gate.admission.forecast import Forecast, Lengths
+from jubako.gate.admission.request import Request, State
+from jubako.sections import AdmissionSettings
+from jubako.vocabulary import Demand, Principal, Step, Usage
+
+HEADROOM = 4
+"""An underserved tenant may go beyond the limit by one part in so many, and by at least one sequence."""
+RESERVE = 2
+"""At most one part in so many of the limit is left free for tenants that do not wait."""
+
+
+class Scheduler:
+    """The queue and what runs behind it.
+
+    `started` is called with each request that had to wait and may now run, `evicted` with each that had to make room in
+    the queue, and why. Neither may call back into the scheduler.
+    """
+
+    def __init__(
+        self,
+        settings: AdmissionSettings,
+        *,
+        ceiling: int,
+        started: Callable[[Request], None],
+        evicted: Callable[[Request, Refusal], None],
+    ) -> None:
+        self.capacity = Capacity(target_seconds=settings.time_per_output_token_seconds, ceiling=ceiling)
+        self._settings = settings
+        self._fairness = Fairness(
+            ageing_seconds=settings.ageing_seconds,
+            queue_requests=settings.queue_requests,
+            queue_tokens=settings.queue_tokens,
+        )
+        self._forecast = Forecast()
+        self._lengths = Lengths()
+        self._started = started
+        self._evicted = evicted
+        self._numbers = itertools.count()
+        self._waiting_steps = 0
+
+    @property
+    def running(self) -> int:
+        """Sequences that run, as far as admission let them."""
+        return self._forecast.running
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return self._fairness.requests
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Estimated tokens of all of them."""
+        return self._fairness.tokens
+
+    @property
+    def depths(self) -> Mapping[int, int]:
+        """Requests in the queue by their policies' priority; those with none are left out."""
+        return {priority: band.requests for priority, band in self._fairness.bands.items()}
+
+    def offer(self, principal: Principal, demand: Demand, usage: Usage, *, deadline_at: float, now: float) -> Request:
+        """Let a request run, or put it in the queue with `expires_at` set; its state says which.
+
+        Raises `DeadlineExceeded` when its time is up, `Busy` when it would wait too long or the queue is full. What can
+        start at once is let in whatever is expected of it: an expectation is no reason to refuse an idle engine.
+        """
+        if now >= deadline_at:
+            raise DeadlineExceeded("The request's time was up before it could be queued.")
+        expected = self._lengths.expect(principal.tenant, demand.output_tokens)
+        weight = self.capacity.prompt_weight
+        request = Request(next(self._numbers), principal, demand, usage, now, expected, weight)
+        flow = self._fairness.arrive(request, now)
+        self._waiting_steps += request.sequences * expected
+        self._start_all(now, arriving=request)
+        if request.state is State.WAITING:
+            refusal = self._refusal_at_the_door(request, flow, deadline_at, now)
+            if refusal is not None:
+                self._leave_queue(request, now)
+            # Whoever left for it, or it itself, may have stood before one that has room.
+            self._start_all(now, arriving=request)
+            if refusal is not None:
+                raise refusal
+        return request
+
+    def withdraw(self, request: Request, now: float) -> None:
+        """Take a waiting request out for free; nothing happens to any other."""
+        if request.state is State.WAITING:
+            self._leave_queue(request, now)
+            self._start_all(now)
+
+    def expire(self, request: Request, now: float) -> Refusal:
+        """Take a request out that has waited as long as it may; what to tell it."""
+        wait = self._wait_seconds(self._fairness.flow(request))
+        allowed = request.expires_at - request.arrived_at
+        self.withdraw(request, now)
+        return self._too_long(wait - allowed)
+
+    def finish(self, request: Request, now: float) -> None:
+        """A running request ended, in whatever way; its usage is final. Works once."""
+        if request.state is not State.RUNNING:
+            return
+        request.state = State.GONE
+        self._forecast.end(request)
+        usage = request.usage
+        # Cached prompt tokens cost the engine nothing, so they cost the tenant no share.
+        computed = max(0, usage.prompt_tokens - usage.cached_tokens)
+        used = request.prompt_weight * computed + usage.generated_tokens
+        self._fairness.end(request, used - request.charge, now)
+        if usage.generated_tokens:
+            self._lengths.learn(
+                request.principal.tenant, request.demand.output_tokens, usage.generated_tokens / request.sequences
+            )
+        self._start_all(now)
+
+    def observe(self, step: Step, now: float) -> None:
+        """The engine took a step: the limit may have moved."""
+        self._forecast.advance()
+        self._fairness.advance()
+        self.capacity.observe(step)
+        self._start_all(now)
+
+    def could_start(self, now: float) -> bool:
+        """Whether anything that waits has room; always false between calls at the same time."""
+        return self._next(now) is not None
+
+    def _start_all(self, now: float, *, arriving: Request | None = None) -> None:
+        while (request := self._next(now)) is not None:
+            request.state, request.started_at = State.RUNNING, now
+            self._waiting_steps -= request.sequences * request.expected_output
+            self._fairness.start(request, now)
+            self._forecast.start(request)
+            if request is not arriving:
+                self._started(request)
+
+    def _next(self, now: float) -> Request | None:
+        """The request that starts now, if one does: the one whose turn it is, or one that has headroom.
+
+        Alone, a request has room whatever its size; otherwise within the limit, less what is left free for tenants that
+        do not wait. A tenant that has less than its share of what runs may go a little beyond, without a turn.
+        """
+        request = self._fairness.next(now)
+        if request is None or self.running == 0:
+            return request
+        limit = self.capacity.limit
+        beyond = min(self.capacity.ceiling, limit + max(1, limit // HEADROOM))
+        after = self.running + request.sequences
+        most = limit // RESERVE
+        if after <= limit - most or after <= limit - min(most, self._fairness.reserve(beyond - limit)):
+            return request
+        least = self._fairness.least_served()
+        for candidate in (request, least):
+            fits = candidate is not None and self.running + candidate.sequences <= beyond
+            if candidate is not None and fits and self._fairness.underserved(candidate, limit):
+                return candidate
+        return None
+
+    def _leave_queue(self, request: Request, now: float) -> None:
+        request.state = State.GONE
+        self._waiting_steps -= request.sequences * request.expected_output
+        self._fairness.withdraw(request, now)
+
+    def _refusal_at_the_door(self, request: Request, flow: Flow, deadline_at: float, now: float) -> Refusal | None:
+        """Why a request that is in the queue already may not stay there; None if it may, with room made for it."""
+        pace = self._pace()
+        allowed = min(request.principal.policy.queue_seconds, deadline_at - now - (1 + request.expected_output) * pace)
+        wait = self._wait_seconds(flow)
+        full = self._overfull
+        if full and not self._fairness.within_part(flow):
+            return self._queue_full(wait - allowed)
+        if wait > allowed or allowed <= 0.0:
+            return self._too_long(wait - max(0.0, allowed))
+        while self._overfull:
+            crowding = self._fairness.most_crowding()
+            if crowding is flow or crowding.crowding <= flow.crowding:
+                return self._queue_full(wait - allowed)
+            victim = crowding.newest
+            refusal = self._queue_full(0.0)
+            self._leave_queue(victim, now)
+            self._evicted(victim, refusal)
+        request.expires_at = now + allowed
+        return None
+
+    @property
+    def _overfull(self) -> bool:
+        settings = self._settings
+        return self._fairness.requests > settings.queue_requests or self._fairness.tokens > settings.queue_tokens
+
+    def _pace(self) -> float:
+        """Seconds of a step as it will be while there is a queue."""
+        waiting = sum(band.sequences for band in self._fairness.bands.values())
+        return self.capacity.step_seconds(max(self.running, min(self.capacity.prospect, self.running + waiting)))
+
+    def _steps_until(self, start: float) -> float:
+        waiting = sum(band.sequences for band in self._fairness.bands.values())
+        return self._forecast.steps_until(
+            start, room=self.capacity.prospect - self.running, service_steps=1.0 + self._waiting_steps / max(1, waiting)
+        )
+
+    def _wait_seconds(self, flow: Flow) -> float:
+        """How long the newest request of a tenant will wait, if nobody else comes."""
+        return self._steps_until(self._fairness.turns_until(flow)) * self._pace()
+
+    def _queue_full(self, too_long_seconds: float) -> Busy:
+        """To come back when enough have left the queue, and what is left of the wait is no longer than allowed."""
+        fairness = self._fairness
+        excess_requests = fairness.requests - self._settings.queue_requests
+        excess_tokens = (fairness.tokens - self._settings.queue_tokens) * fairness.requests / max(1, fairness.tokens)
+        sequences = sum(band.sequences for band in fairness.bands.values()) / max(1, fairness.requests)
+        leave = math.ceil(max(1.0, excess_requests, excess_tokens)) * sequences
+        pace = self._pace()
+        seconds = max(pace, self._steps_until(leave) * pace, too_long_seconds)
+        return Busy("The server's queue is full.", code="queue_full", retry_after_seconds=seconds)
+
+    def _too_long(self, too_long_seconds: float) -> Busy:
+        return Busy(
+            "The request would wait longer in the queue than it may.",
+            code="wait_too_long",
+            retry_after_seconds=max(too_long_seconds, self._pace()),
+        )
