@@ -83,4 +83,4 @@ class Jubako:
 
 
 # Around BentoML's own routes too: what is not the API is the operator's.
-Jubako.add_asgi_middleware(SurfaceGuard, settings=server.settings.server.surfaces, authenticate=server.authenticate)
+Jubako.add_asgi_middleware(SurfaceGuard, settings=server.settings.server.surfaces, authenticate=server.authenticate)  # type: ignore[attr-defined]

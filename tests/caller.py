@@ -9,31 +9,124 @@ import asyncio
 import json
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from jubako.boundary.application import Application
 from jubako.engine.port import Engine
-from jubako.gate.authentication import KeyAuthenticator
+from jubako.errors import Refusal, Unauthenticated
+from jubako.gate.admission.admission import Admission
 from jubako.life import Life
 from jubako.pipeline import Pipeline
-from jubako.settings import LimitSettings, StreamSettings
+from jubako.sections import AdmissionSettings, StreamSettings
+from jubako.vocabulary import Budget, Call, Demand, Limits, Policy, Principal, Rates, Route, Scope
+from tests.boundary_limits import limited
 
 KEY = "a-key-for-tests-only"
 CHAT = "/v1/chat/completions"
-LIMITS = LimitSettings(body_bytes=2048, body_seconds=0.2, reply_seconds=5)
+ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}]}
+"""The least that a chat request says."""
+LIMITS = limited(body_bytes=2048, body_seconds=0.2)
 STREAM = StreamSettings(keep_alive_seconds=60, stalled_reader_seconds=60)
+ADMISSION = AdmissionSettings(
+    time_per_output_token_seconds=1, queue_requests=100, queue_tokens=1_000_000, ageing_seconds=60
+)
 SECONDS = 10.0
 """No reply of a scripted engine takes this long."""
 
 
+def policy(limits: Limits = LIMITS, **changes: Any) -> Policy:
+    """What everybody may do here."""
+    lenient = Policy(
+        models=None,
+        scopes=frozenset({Scope.MODELS, Scope.CHAT, Scope.COMPLETIONS}),
+        weight=1,
+        priority=1,
+        deadline_seconds=5,
+        queue_seconds=5,
+        limits=limits,
+        tenant_budget=Budget(),
+        key_budget=Budget(),
+    )
+    return replace(lenient, **changes)
+
+
+def call_of(route: Route, body: Mapping[str, Any]) -> Call:
+    """A call as the pipeline makes it, for tests that start behind the pipeline."""
+    given = policy()
+    demand = Demand("scripted", prompts=1, choices=1, prompt_tokens=1, output_tokens=16, grammar=False)
+    return Call(route, "id", body, Principal("tenant", "key", given.scopes, given), demand, cache_salt="salt")
+
+
+class OneKey:
+    """Knows one key; whoever has it is the tenant `default` under the policy that the test gives."""
+
+    def __init__(self, given: Policy) -> None:
+        self.principal = Principal("default", "the-key", given.scopes, given)
+
+    async def authenticate(self, authorization: str | None) -> Principal:
+        """As the real one does."""
+        if authorization is None:
+            raise Unauthenticated("No API key was given.", code="missing_api_key")
+        if authorization != f"Bearer {KEY}":
+            raise Unauthenticated("The API key is not valid.")
+        return self.principal
+
+
+class NoBudgets:
+    """Nothing is counted, and everything that is asked of it is remembered."""
+
+    def __init__(self) -> None:
+        self.reserved: list[int] = []
+        self.amended: list[int] = []
+        self.ended: list[int | None] = []
+        """Tokens of each settlement; None for a release."""
+        self.rates = Rates()
+        self.refusal: Refusal | None = None
+
+    async def open(self) -> None:
+        """Nothing to open."""
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    async def reserve(self, principal: Principal, tokens: int) -> NoBudgets:
+        """Grant it, unless the test said otherwise."""
+        if self.refusal is not None:
+            raise self.refusal
+        self.reserved.append(tokens)
+        return self
+
+    async def amend(self, tokens: int) -> None:
+        """Remember it."""
+        self.amended.append(tokens)
+
+    async def settle(self, tokens: int) -> None:
+        """Remember it."""
+        self.ended.append(tokens)
+
+    async def release(self) -> None:
+        """Remember it."""
+        self.ended.append(None)
+
+
 def ready_pipeline(
-    engine: Engine, *, limits: LimitSettings = LIMITS, stream: StreamSettings = STREAM, life: Life | None = None
+    engine: Engine,
+    *,
+    given: Policy | None = None,
+    stream: StreamSettings = STREAM,
+    life: Life | None = None,
+    budgets: NoBudgets | None = None,
+    admission: AdmissionSettings = ADMISSION,
 ) -> Pipeline:
     """A pipeline around `engine` that takes requests; a `life` that is given stays in its phase."""
     if life is None:
         life = Life()
         life.become_ready()
-    return Pipeline(authenticator=KeyAuthenticator(KEY), life=life, engine=engine, limits=limits, stream=stream)
+    authenticator: Any = OneKey(given or policy())
+    pipeline = Pipeline(authenticator, life, budgets or NoBudgets(), stream)
+    pipeline.serve(engine, Admission(admission, ceiling=engine.ceiling))
+    return pipeline
 
 
 class Caller:
@@ -62,7 +155,7 @@ class Caller:
         self._gone = False
         self._moved = asyncio.Event()
         if not body_follows:
-            self.send_body(body if isinstance(body, bytes) else json.dumps({} if body is None else body).encode())
+            self.send_body(body if isinstance(body, bytes) else json.dumps(ASKED if body is None else body).encode())
 
     def send_body(self, part: bytes, *, more: bool = False) -> None:
         """Send one part of the body."""

@@ -11,9 +11,8 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
-from jubako.engine.port import VitalSigns
-from jubako.errors import NotFound
-from jubako.vocabulary import Call, Document, Reply, Stream
+from jubako.engine.port import OnPrompt, VitalSigns
+from jubako.vocabulary import Call, Document, Reply, Step, Stream
 
 DONE = b"data: [DONE]\n\n"
 Script = Callable[[Call], Awaitable[Reply]]
@@ -34,23 +33,41 @@ class ScriptedEngine:
         self.asked = asyncio.Event()
         self.aborted: list[str] = []
         self.closed: list[float] = []
+        self.vetted: list[Call] = []
+        self.on_step: Callable[[Step], None] | None = None
+        self.prompt_tokens = 0
 
     async def start(self) -> None:
         """Nothing to load."""
 
-    async def models(self) -> Document:
+    @property
+    def names(self) -> tuple[str, ...]:
         """One model."""
-        return _document({"object": "list", "data": [{"id": "scripted", "object": "model"}]})
+        return ("scripted",)
 
-    async def model(self, name: str) -> Document:
+    @property
+    def ceiling(self) -> int:
+        """Enough for any test."""
+        return 256
+
+    def listen(self, on_step: Callable[[Step], None]) -> None:
+        """Remember who listens: a script may tell it of steps."""
+        self.on_step = on_step
+
+    async def models(self) -> list[dict[str, Any]]:
         """The one model."""
-        if name != "scripted":
-            raise NotFound("No such model.", code="model_not_found", param="model")
-        return _document({"id": name, "object": "model"})
+        return [{"id": "scripted", "object": "model"}]
 
-    async def answer(self, call: Call) -> Reply:
-        """What the script says."""
+    async def vet(self, call: Call) -> None:
+        """Remember it."""
+        self.vetted.append(call)
+
+    async def answer(self, call: Call, on_prompt: OnPrompt | None = None) -> Reply:
+        """What the script says; the prompt has as many tokens as was estimated."""
         self.calls.append(call)
+        call.usage.prompt_tokens = self.prompt_tokens or call.demand.prompt_tokens
+        if on_prompt is not None:
+            await on_prompt(call.usage.prompt_tokens)
         self.asked.set()
         return await self.script(call)
 

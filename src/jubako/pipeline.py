@@ -30,7 +30,7 @@ from jubako.gate.admission.admission import Admission
 from jubako.gate.authentication import Authenticator, require
 from jubako.gate.budgets.port import Budgets
 from jubako.life import Lease, Life
-from jubako.settings import StreamSettings
+from jubako.sections import StreamSettings
 from jubako.telemetry import logs
 from jubako.vocabulary import Call, Demand, Document, Outcome, Principal, Route, Scope
 

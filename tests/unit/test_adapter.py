@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from jubako.errors import InvalidRequest
-from jubako.vocabulary import Call, Principal, Route
+from jubako.vocabulary import Route
+from tests.caller import call_of
 
 pytestmark = pytest.mark.engine
 
@@ -19,4 +20,4 @@ def test_a_field_that_trips_vllm_s_validators_is_the_caller_s_fault(value: objec
 
     body = {"messages": [{"role": "user", "content": "hi"}], "structured_outputs": value}
     with pytest.raises(InvalidRequest):
-        _validated(ChatCompletionRequest, Call(Route.CHAT, "id", body, Principal("tenant", "key")))
+        _validated(ChatCompletionRequest, call_of(Route.CHAT, body))

@@ -10,7 +10,7 @@ import pytest
 
 from jubako.errors import DeadlineExceeded, InternalError, InvalidRequest, Refusal
 from jubako.life import Life, engine_lost, shutting_down
-from tests.caller import CHAT, LIMITS, Caller, ended, ready_pipeline
+from tests.caller import CHAT, Caller, ended, policy, ready_pipeline
 from tests.scripted_engine import DONE, ScriptedEngine, event, hangs, raises, says, streams, swallows_cancellation
 
 CANARY = "the-canary-sings-at-dawn"
@@ -55,7 +55,7 @@ async def test_two_requests_of_one_id_are_two_to_the_engine() -> None:
     """The caller's id comes back to it, and the engine's own id is nobody else's."""
     engine = ScriptedEngine()
     pipeline = ready_pipeline(engine)
-    callers = [await Caller({}, headers={"x-request-id": "mine"}).call(pipeline) for _ in range(2)]
+    callers = [await Caller(ASKED, headers={"x-request-id": "mine"}).call(pipeline) for _ in range(2)]
     assert {caller.headers["x-request-id"] for caller in callers} == {"mine"}
     ids = {call.request_id for call in engine.calls}
     assert len(ids) == 2
@@ -118,7 +118,7 @@ async def test_a_caller_who_leaves_ends_the_work(lines: list[str], *, stream: bo
     """
     engine = ScriptedEngine(hangs())
     pipeline = ready_pipeline(engine)
-    caller = Caller({"stream": stream})
+    caller = Caller({**ASKED, "stream": stream})
     task = caller.begin(pipeline)
     await engine.asked.wait()
     caller.leave()
@@ -131,8 +131,7 @@ async def test_a_caller_who_leaves_ends_the_work(lines: list[str], *, stream: bo
 async def test_a_whole_reply_that_takes_too_long_is_a_timeout(lines: list[str]) -> None:
     """The engine is told to stop, and the caller hears 504 and to come back."""
     engine = ScriptedEngine(hangs())
-    limits = LIMITS.model_copy(update={"reply_seconds": 0.05})
-    caller = await Caller({}).call(ready_pipeline(engine, limits=limits))
+    caller = await Caller(ASKED).call(ready_pipeline(engine, given=policy(deadline_seconds=0.05)))
     assert caller.sent[0]["status"] == 504
     assert b"deadline_exceeded" in caller.sent[1]["body"]
     assert engine.aborted == [engine.calls[0].request_id]
@@ -157,7 +156,7 @@ async def test_an_interrupted_request_is_told_why_even_if_the_engine_swallows_it
     """vLLM's serving objects turn a cancellation into a 400 that means nothing; the cause is what counts."""
     engine = ScriptedEngine(swallows_cancellation(InvalidRequest("Client disconnected")))
     pipeline = ready_pipeline(engine)
-    caller = Caller({})
+    caller = Caller(ASKED)
     task = caller.begin(pipeline)
     await engine.asked.wait()
     pipeline.life.interrupt_all(cause)  # type: ignore[arg-type]
@@ -170,7 +169,7 @@ async def test_an_interrupted_request_is_told_why_even_if_the_engine_swallows_it
 async def test_a_caller_who_left_is_not_told_what_the_engine_made_of_it(lines: list[str]) -> None:
     """A swallowed cancellation is still one."""
     engine = ScriptedEngine(swallows_cancellation(InvalidRequest("Client disconnected")))
-    caller = Caller({})
+    caller = Caller(ASKED)
     task = caller.begin(ready_pipeline(engine))
     await engine.asked.wait()
     caller.leave()
@@ -183,7 +182,7 @@ async def test_streams_are_told_of_the_end_in_an_event() -> None:
     """A stream that is cut by the drain says so and has no end marker."""
     engine = ScriptedEngine(streams(event("a"), asyncio.Event()))
     pipeline = ready_pipeline(engine)
-    callers = [Caller({"stream": True}) for _ in range(3)]
+    callers = [Caller({**ASKED, "stream": True}) for _ in range(3)]
     tasks = [caller.begin(pipeline) for caller in callers]
     for caller in callers:
         await caller.received(event("a"))
@@ -206,7 +205,7 @@ async def test_only_a_ready_server_takes_requests(phase: str, code: str) -> None
         life.become_ready()
         life.begin_draining() if phase == "draining" else life.fail("the engine died")
     engine = ScriptedEngine()
-    caller = await Caller({}).call(ready_pipeline(engine, life=life))
+    caller = await Caller(ASKED).call(ready_pipeline(engine, life=life))
     assert (caller.status, caller.error["code"]) == (503, code)
     assert caller.error["type"] == "service_unavailable_error"
     assert caller.headers["x-should-retry"] == "true"
@@ -220,8 +219,8 @@ async def test_a_stranger_learns_nothing_of_the_server_s_phase() -> None:
     life = Life()
     stranger = {"authorization": "Bearer somebody-else"}
     pipeline = ready_pipeline(ScriptedEngine(), life=life)
-    assert (await Caller({}, headers=stranger).call(pipeline)).status == 401
-    assert (await Caller({}, headers=stranger, path="/nope").call(pipeline)).status == 404
+    assert (await Caller(ASKED, headers=stranger).call(pipeline)).status == 401
+    assert (await Caller(ASKED, headers=stranger, path="/nope").call(pipeline)).status == 404
 
 
 async def test_the_body_of_a_stranger_is_not_read() -> None:
@@ -235,7 +234,7 @@ async def test_the_body_of_a_stranger_is_not_read() -> None:
 async def test_the_process_s_own_cancellation_passes() -> None:
     """Whoever cancels the task from outside gets what it asked for."""
     engine = ScriptedEngine(hangs())
-    task = Caller({}).begin(ready_pipeline(engine))
+    task = Caller(ASKED).begin(ready_pipeline(engine))
     await engine.asked.wait()
     task.cancel()
     await ended(task)
@@ -248,7 +247,7 @@ async def test_an_engine_that_gives_the_other_kind_of_reply_is_a_fault_of_ours(a
     """A stream where none was asked for, or none where one was, is a 500 and aborted."""
     engine = ScriptedEngine(answer)  # type: ignore[arg-type]
     stream = "says" in getattr(answer, "__qualname__", "")
-    caller = await Caller({"stream": stream}).call(ready_pipeline(engine))
+    caller = await Caller({**ASKED, "stream": stream}).call(ready_pipeline(engine))
     assert caller.status == 500
     assert engine.aborted == [engine.calls[0].request_id]
 
@@ -272,7 +271,7 @@ async def test_every_refusal_says_whether_to_retry(refusal: type[Refusal]) -> No
     """`x-should-retry` is always there; when it says yes, so is how long to wait."""
     options = {"allow": "GET"} if refusal.__name__ == "MethodNotAllowed" else {}
     error = refusal("no", **options)
-    caller = await Caller({}, path=CHAT).call(ready_pipeline(ScriptedEngine(raises(error))))
+    caller = await Caller(ASKED, path=CHAT).call(ready_pipeline(ScriptedEngine(raises(error))))
     assert caller.status == refusal.status
     assert caller.headers["x-should-retry"] == ("true" if refusal.retry else "false")
     assert ("retry-after" in caller.headers) is ("retry-after-ms" in caller.headers) is refusal.retry

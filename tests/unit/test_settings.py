@@ -39,7 +39,7 @@ def faults(root: Path, environment: dict[str, str] | None = None) -> list[str]:
 def test_the_repository_s_own_configuration_is_right(root: Path) -> None:
     """And relative paths start at the project's folder."""
     loaded = settings.load(root, {})
-    assert loaded.first_byte_seconds == 620
+    assert loaded.first_byte_seconds == 600
     assert loaded.keys_file == root / ".jubako" / "keys.json"
     assert loaded.tenants_file == root / "configuration" / "tenants.yaml"
     assert set(settings.profiles(loaded.configuration)) == {"cpu", "gpu"}

@@ -11,6 +11,7 @@ import pytest
 from jubako import smoke
 from jubako.errors import InvalidRequest
 from jubako.vocabulary import Call, Document, Reply, Route
+from tests.boundary_limits import configured
 from tests.scripted_engine import DONE, ScriptedEngine, raises, says, streams
 
 
@@ -35,7 +36,7 @@ async def test_right_answers_pass() -> None:
     """Every prompt is asked greedily, of the alias, on its own route."""
     engine = ScriptedEngine(echo)
     talk = [{"role": "user", "content": "hello"}]
-    await smoke.run(engine, [Prompt(), Prompt("chat", talk, None)], "the-alias")
+    await smoke.run(engine, [Prompt(), Prompt("chat", talk, None)], "the-alias", configured())
     assert [call.route for call in engine.calls] == [Route.COMPLETIONS, Route.CHAT]
     assert [call.body["model"] for call in engine.calls] == ["the-alias"] * 2
     assert all(call.body["temperature"] == 0 and call.body["max_tokens"] == 4 for call in engine.calls)
@@ -48,7 +49,7 @@ async def test_all_wrong_answers_are_told() -> None:
     """With the prompt's name, what was expected and what came."""
     engine = ScriptedEngine(says({"choices": [{"text": " moon"}]}))
     with pytest.raises(smoke.SmokeFailure) as raised:
-        await smoke.run(engine, [Prompt("one"), Prompt("two"), Prompt("right", expected=" moon")], "x")
+        await smoke.run(engine, [Prompt("one"), Prompt("two"), Prompt("right", expected=" moon")], "x", configured())
     lines = str(raised.value).splitlines()
     assert lines == [f"smoke prompt {name!r}: expected ' world', found ' moon'" for name in ("one", "two")]
 
@@ -60,4 +61,4 @@ async def test_all_wrong_answers_are_told() -> None:
 async def test_no_answer_is_a_wrong_one(script: Any, found: str) -> None:
     """An error or a stream is told as such."""
     with pytest.raises(smoke.SmokeFailure, match=found):
-        await smoke.run(ScriptedEngine(script), [Prompt()], "x")
+        await smoke.run(ScriptedEngine(script), [Prompt()], "x", configured())

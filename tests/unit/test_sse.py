@@ -10,12 +10,12 @@ import pytest
 
 from jubako.boundary.exchange import Exchange
 from jubako.errors import InternalError, InvalidRequest, Unavailable
-from jubako.settings import StreamSettings
+from jubako.sections import StreamSettings
 from jubako.vocabulary import Call, Stream
-from tests.caller import Caller, ready_pipeline
+from tests.caller import ASKED, Caller, ready_pipeline
 from tests.scripted_engine import DONE, Script, ScriptedEngine, event, hangs, raises, streams
 
-STREAMED = {"stream": True}
+STREAMED = {**ASKED, "stream": True}
 HASTY = StreamSettings(keep_alive_seconds=0.02, stalled_reader_seconds=60)
 STRICT = StreamSettings(keep_alive_seconds=60, stalled_reader_seconds=0.05)
 COMMENT = b": keep-alive\n\n"
