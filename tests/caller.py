@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import replace
@@ -19,7 +20,7 @@ from jubako.gate.admission.admission import Admission
 from jubako.life import Life
 from jubako.pipeline import Pipeline
 from jubako.sections import AdmissionSettings, StreamSettings
-from jubako.vocabulary import Budget, Call, Demand, Limits, Policy, Principal, Rates, Route, Scope
+from jubako.vocabulary import Budget, Call, Demand, Limits, Policy, Principal, Rates, Route, Scope, Step
 from tests.boundary_limits import limited
 
 KEY = "a-key-for-tests-only"
@@ -125,7 +126,11 @@ def ready_pipeline(
         life.become_ready()
     authenticator: Any = OneKey(given or policy())
     pipeline = Pipeline(authenticator, life, budgets or NoBudgets(), stream)
-    pipeline.serve(engine, Admission(admission, ceiling=engine.ceiling))
+    queue = Admission(admission, ceiling=engine.ceiling)
+    for running in (2, 4, 8, 16, 32):
+        for _ in range(5):  # an engine whose pace was seen to hold, so that what a test sends is let in at once
+            queue.on_step(Step(time.monotonic(), 0.01, running, 0, running))
+    pipeline.serve(engine, queue)
     return pipeline
 
 
