@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+import click
+
 from tests.bench.overload import document, plot
 from tests.bench.overload.bench import say
 from tests.bench.overload.plan import QUICK, WHOLE
@@ -19,6 +21,7 @@ from tests.bench.overload.run import SERVERS, Report, measure
 from tests.project import REPOSITORY
 
 OUT = REPOSITORY / "build" / "overload"
+COMMAND = "python -m tests.bench.overload run"
 DATA, PAGE, PICTURE = "overload.json", "OVERLOAD.md", "overload.png"
 
 
@@ -26,8 +29,7 @@ def main(arguments: list[str]) -> int:
     """Run one command."""
     options = _parser().parse_args(arguments)
     if options.command == "document":
-        write(json.loads((options.out / DATA).read_text()), options.to)
-        return 0
+        return _publish(options.out, options.to)
     signal.signal(signal.SIGTERM, _leave)  # so that a server that runs is ended too
     options.out.mkdir(parents=True, exist_ok=True)
     for old in options.out.glob("records.jsonl.gz"):
@@ -37,7 +39,7 @@ def main(arguments: list[str]) -> int:
     report = measure(
         QUICK if options.quick else WHOLE,
         options.out,
-        document.command_line(arguments),
+        _command(options),
         sweeps=sweeps,
         only_fairness=options.command == "fairness",
     )
@@ -52,6 +54,22 @@ def write(report: Report, folder: Path) -> None:
     (folder / DATA).write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     (folder / PAGE).write_text(document.page(report))
     plot.draw(report, folder / PICTURE)
+
+
+def _publish(source: Path, target: Path) -> int:
+    """Only a whole run is worth a page in docs/."""
+    report = json.loads((source / DATA).read_text())
+    if report["command"] != COMMAND:
+        click.echo(f"{source / DATA} is of `{report['command']}`; the page is made of `{COMMAND}`", err=True)
+        return 2
+    write(report, target)
+    return 0
+
+
+def _command(options: argparse.Namespace) -> str:
+    """How the run was started, without the machine's paths."""
+    only = f" --only {options.only}" if getattr(options, "only", None) else ""
+    return f"python -m tests.bench.overload {options.command}{' --quick' if options.quick else ''}{only}"
 
 
 def _parser() -> argparse.ArgumentParser:

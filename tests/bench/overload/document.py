@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -118,11 +117,6 @@ def terminal(report: Data) -> str:
     return "\n".join(lines)
 
 
-def command_line(arguments: Sequence[str]) -> str:
-    """How the run was started, for the page."""
-    return shlex.join(["python", "-m", "tests.bench.overload", *arguments])
-
-
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table of Markdown."""
     lines = [head, ["---"] * len(head), *rows]
@@ -131,14 +125,14 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _verdicts(found: Sequence[Data]) -> str:
     rows = [[one["promise"], one["measured"], "yes" if one["holds"] else "**no**"] for one in found]
-    return table(["promise", "measured", "holds"], rows) + "\n"
+    return table(["promise", "measured", "holds"], rows)
 
 
 def _faults(found: Sequence[Data]) -> str:
     if not found:
         return ""
     lines = [f"- {NAMES[one['server']]}, {one['scenario']}: {one['fault']}" for one in found]
-    return "\n".join(["What could not be measured:", "", *lines, ""])
+    return "\n".join(["", "What could not be measured:", "", *lines, ""])
 
 
 def _stages(servers: Mapping[str, Data]) -> str:
