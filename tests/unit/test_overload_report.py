@@ -107,8 +107,17 @@ def test_tokens_count_when_they_come_even_of_requests_that_never_end() -> None:
     records = [record(0.0, tenant="a"), record(0.0, tenant="b", outcome="cut", chunks=(1.0, 1.5, 9.0))]
     assert measures.tokens_between(records, "b", 1.0, 2.0) == 2
     assert measures.tokens_between(records, "a", 0.0, 60.0) == 11
+    merged = record(0.0, tenant="c", chunks=(1.0, 2.0, 3.0, 4.0))
+    assert measures.tokens_between([merged], "c", 0.0, 2.5) == round(11 / 2)
     assert measures.difference(90, 110) == pytest.approx(0.2)
     assert measures.difference(0, 0) is None
+
+
+def test_machine_that_changed_during_a_sweep_is_told() -> None:
+    """Multiples of a saturation that is no more say nothing."""
+    assert not measures.drifted(4.0, 4.5)
+    assert measures.drifted(3.7, 5.3)
+    assert measures.drifted(0.0, 0.0)
 
 
 def test_poisson_pattern_is_the_same_at_every_rate() -> None:

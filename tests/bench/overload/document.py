@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tests.bench.overload.measures import quantile
+from tests.bench.overload.measures import drifted, quantile
 
 Data = Mapping[str, Any]
 NAMES = {"vllm": "vLLM's own server", "jubako": "Jubako"}
@@ -171,7 +171,18 @@ def _saturation(servers: Mapping[str, Data]) -> str:
         for name, server in servers.items()
         for level in server["saturation"]["levels"]
     ]
-    return table(["server", "requests at a time", "goodput /s", "TTFT p95", "TPOT p95"], rows)
+    found = table(["server", "requests at a time", "goodput /s", "TTFT p95", "TPOT p95"], rows)
+    return "\n".join([found, *(_again(NAMES[name], server) for name, server in servers.items())])
+
+
+def _again(name: str, server: Data) -> str:
+    """How steady the machine was: the best closed loop once more, after the sweep."""
+    after = server.get("saturation_after")
+    if after is None:
+        return f"\n{name}: not measured again after the sweep."
+    then, now = server["saturation"]["requests_per_second"], after["goodput_per_second"]
+    doubt = " **The machine was not steady: measure again.**" if drifted(then, now) else ""
+    return f"\n{name}: {then:.2f} before the sweep, {now:.2f} after it.{doubt}"
 
 
 def _retry(trials: Sequence[Data]) -> str:

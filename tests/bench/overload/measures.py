@@ -12,6 +12,9 @@ from tests.bench.overload.records import Record
 LAGGED_SECONDS = 0.05
 """A stage whose requests were sent later than this (99th percentile) is marked: the generator had a part in it."""
 
+DRIFT_SHARE = 0.15
+"""Saturation before and after a sweep may differ by this share of their mean; beyond it the sweep is marked."""
+
 
 @dataclass(frozen=True)
 class Slo:
@@ -122,14 +125,29 @@ def completed_in_time(records: Iterable[Record], start: float, end: float, slo: 
 
 
 def tokens_between(records: Iterable[Record], tenant: str, start: float, end: float) -> int:
-    """How many pieces with a token a tenant received in a span, whatever became of their requests."""
-    return sum(start <= at < end for record in records if record.tenant == tenant for at in record.chunks)
+    """How many tokens a tenant received in a span, whatever became of their requests.
+
+    A piece of a complete reply counts as that reply's tokens over its pieces, since a busy server merges tokens; what
+    is known of other replies is their pieces.
+    """
+    total = 0.0
+    for record in records:
+        if record.tenant == tenant and record.chunks:
+            weight = record.asked_tokens / len(record.chunks) if record.outcome == "complete" else 1.0
+            total += weight * sum(start <= at < end for at in record.chunks)
+    return round(total)
 
 
 def difference(one: float, other: float) -> float | None:
     """How far two amounts are apart, as a share of their mean; None when both are nothing."""
     mean = (one + other) / 2
     return abs(one - other) / mean if mean else None
+
+
+def drifted(before: float, after: float) -> bool:
+    """Whether the machine changed so much during a sweep that its multiples of saturation are in doubt."""
+    apart = difference(before, after)
+    return apart is None or apart > DRIFT_SHARE
 
 
 def retry_ratio(told_seconds: float, refused_until: float, accepted_at: float) -> float:

@@ -23,6 +23,8 @@ def draw(report: dict[str, Any], file: Path) -> None:
         axes = figure.add_subplot()
         for name, (label, colour, marker, style) in LOOKS.items():
             stages = report["servers"].get(name, {}).get("stages", [])
+            if not stages:
+                continue
             load = [stage["multiple"] for stage in stages]
             goodput = [stage["summary"]["goodput_per_second"] for stage in stages]
             axes.plot(load, goodput, label=label, color=colour, marker=marker, linestyle=style)

@@ -26,7 +26,7 @@ from tests.bench.overload.generator import Overrun
 from tests.bench.overload.plan import Plan
 from tests.bench.overload.retry_after import retry_after
 from tests.bench.overload.servers import LOUD, QUIET, SINGLE, Running
-from tests.bench.overload.sweep import saturation, sweep
+from tests.bench.overload.sweep import level, saturation, sweep
 
 Report = dict[str, Any]
 Server = Callable[[Path], AbstractContextManager[Running]]
@@ -80,6 +80,8 @@ async def _scenarios(
     report["servers"][name] = {"saturation": peak, "stages": []}
     if not only_fairness:
         report["servers"][name]["stages"] = await guarded("sweep", sweep(caller, rate, plan, bench)) or []
+        again = level(caller, peak["requests_at_a_time"], plan, bench)
+        report["servers"][name]["saturation_after"] = await guarded("saturation again", again)
     if name != "jubako":
         return
     if not only_fairness:

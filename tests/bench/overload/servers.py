@@ -6,8 +6,9 @@ It owns their processes, Jubako's project folder and the tenants in it; it knows
 from __future__ import annotations
 
 import asyncio
-import os
 import re
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -101,17 +102,24 @@ def _flags(options: Mapping[str, Any]) -> list[str]:
 
 @contextmanager
 def jubako(folder: Path) -> Iterator[Running]:
-    """`jubako serve` from a project of its own, with three tenants of the same policy."""
-    project = Project.copy_to(folder / "project", OVERRIDES)
-    tenants = {name: {"policy": "bench", "suspended": False} for name in TENANTS}
-    document = {"policies": {"bench": dict(POLICY)}, "tenants": tenants}
-    (project.folder / "configuration" / "tenants.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
-    keys = {tenant: _key(project, tenant) for tenant in TENANTS}
-    with project.serving() as served:
-        served.wait_ready()
-        port = httpx.URL(served.url).port
-        assert port is not None
-        yield Running(port, {tenant: Caller(tenant, key, port, DEMO) for tenant, key in keys.items()})
+    """`jubako serve` from a project of its own, with three tenants of the same policy.
+
+    Project and keys are gone afterwards; what the server wrote stays as `jubako.log` in `folder`.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        project = Project.copy_to(Path(temporary) / "project", OVERRIDES)
+        tenants = {name: {"policy": "bench", "suspended": False} for name in TENANTS}
+        document = {"policies": {"bench": dict(POLICY)}, "tenants": tenants}
+        (project.folder / "configuration" / "tenants.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+        keys = {tenant: _key(project, tenant) for tenant in TENANTS}
+        with project.serving() as served:
+            try:
+                served.wait_ready()
+                port = httpx.URL(served.url).port
+                assert port is not None
+                yield Running(port, {tenant: Caller(tenant, key, port, DEMO) for tenant, key in keys.items()})
+            finally:
+                shutil.copy(served.log_file, folder / "jubako.log")
 
 
 def _key(project: Project, tenant: str) -> str:
@@ -122,9 +130,3 @@ def _key(project: Project, tenant: str) -> str:
     if not key or len(key.split()) != 1:
         raise RuntimeError(f"`jubako keys create {tenant}` did not print one key and nothing else on stdout")
     return key
-
-
-def server_log(folder: Path) -> str:
-    """The end of whatever the servers wrote, for a run that failed."""
-    logs = sorted(folder.glob("**/*.log"), key=os.path.getmtime)
-    return logs[-1].read_text(errors="replace")[-3000:] if logs else ""

@@ -39,30 +39,34 @@ async def stage(
 
 async def saturation(caller: Caller, plan: Plan, bench: Bench) -> dict[str, Any]:
     """The greatest goodput of closed loops: what the server can do in time when callers wait for each other."""
-    levels: list[dict[str, Any]] = []
-    for workers in plan.levels:
-        spread = plan.settle_seconds / 2
-        end = plan.settle_seconds + plan.level_seconds
-        seed = f"{plan.seed}/level/{workers}"
-        records = await closed_loop(caller, workers, seconds=end, spread_seconds=spread, tokens=plan.tokens, seed=seed)
-        bench.keep(seed, records)
-        in_time = measures.completed_in_time(records, plan.settle_seconds, end, plan.slo)
-        ended = [record for record in records if record.outcome == "complete" and record.end >= plan.settle_seconds]
-        goodput = in_time / plan.level_seconds
-        levels.append(
-            {
-                "requests_at_a_time": workers,
-                "goodput_per_second": goodput,
-                "time_to_first_token": asdict(measures.Spread.of(r.time_to_first_token for r in ended)),
-                "time_per_output_token": asdict(measures.Spread.of(r.time_per_output_token for r in ended)),
-            }
-        )
-        bench.say(f"  closed loop of {workers}: {goodput:.2f} requests/s in time")
-        await bench.idle()
-    best = max(float(level["goodput_per_second"]) for level in levels)
-    if best <= 0:
+    levels = [await level(caller, workers, plan, bench) for workers in plan.levels]
+    best = max(levels, key=lambda one: float(one["goodput_per_second"]))
+    if best["goodput_per_second"] <= 0:
         raise RuntimeError("no closed loop had a reply in time: there is no saturation to multiply")
-    return {"requests_per_second": best, "levels": levels}
+    return {
+        "requests_per_second": best["goodput_per_second"],
+        "requests_at_a_time": best["requests_at_a_time"],
+        "levels": levels,
+    }
+
+
+async def level(caller: Caller, workers: int, plan: Plan, bench: Bench) -> dict[str, Any]:
+    """One closed loop, from idle to idle."""
+    start = plan.settle_seconds
+    end = start + plan.level_seconds
+    seed = f"{plan.seed}/level/{workers}"
+    records = await closed_loop(caller, workers, seconds=end, spread_seconds=start / 2, tokens=plan.tokens, seed=seed)
+    bench.keep(seed, records)
+    ended = [record for record in records if record.outcome == "complete" and record.end >= start]
+    goodput = measures.completed_in_time(records, start, end, plan.slo) / plan.level_seconds
+    bench.say(f"  closed loop of {workers}: {goodput:.2f} requests/s in time")
+    await bench.idle()
+    return {
+        "requests_at_a_time": workers,
+        "goodput_per_second": goodput,
+        "time_to_first_token": asdict(measures.Spread.of(r.time_to_first_token for r in ended)),
+        "time_per_output_token": asdict(measures.Spread.of(r.time_per_output_token for r in ended)),
+    }
 
 
 async def sweep(caller: Caller, rate: float, plan: Plan, bench: Bench) -> list[dict[str, Any]]:
