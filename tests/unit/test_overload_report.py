@@ -120,6 +120,22 @@ def test_machine_that_changed_during_a_sweep_is_told() -> None:
     assert measures.drifted(0.0, 0.0)
 
 
+@pytest.mark.parametrize(
+    ("after", "holds"), [((4.0, 4.4), True), ((4.0, 5.0), False), ((3.0, 4.0), False), ((4.0, None), False)]
+)
+def test_verdicts_need_a_machine_that_was_steady_for_both_servers(after: Any, *, holds: bool) -> None:
+    """A disturbance in one server's turn would decide between them."""
+    found = {
+        name: {
+            "saturation": {"requests_per_second": 4.0},
+            "saturation_after": None if value is None else {"goodput_per_second": value},
+        }
+        for name, value in zip(("vllm", "jubako"), after, strict=True)
+    }
+    assert verdicts.steady(found).holds is holds
+    assert not verdicts.steady({"jubako": found["vllm"]}).holds
+
+
 def test_poisson_pattern_is_the_same_at_every_rate() -> None:
     """One seed is one pattern, stretched; its mean is the rate."""
     slow, fast = poisson(2.0, 50.0, "seed"), poisson(20.0, 5.0, "seed")

@@ -94,6 +94,7 @@ def _judge(report: Report, *, only_fairness: bool) -> list[verdicts.Verdict]:
     found: list[verdicts.Verdict] = []
     if not only_fairness:
         found += verdicts.overload(report["servers"])
+        found.append(verdicts.steady(report["servers"]))
         found += verdicts.retry_after(report["retry_after"])
     return found + verdicts.fairness(report["fairness"])
 

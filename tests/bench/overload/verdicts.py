@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tests.bench.overload.measures import drifted
+
 OVERLOADS = (2.0, 4.0, 8.0)
 KEPT_SHARE = 0.9
 REFUSAL_SECONDS = 0.05
@@ -53,6 +55,19 @@ def overload(servers: Mapping[str, Data]) -> list[Verdict]:
         )
     )
     return [*found, _refusals(ours)]
+
+
+def steady(servers: Mapping[str, Data]) -> Verdict:
+    """Of the machine: what others do to it in one server's turn must not decide between the two."""
+    told, holds = [], True
+    for name in ("vllm", "jubako"):
+        server = servers.get(name, {})
+        before = server.get("saturation", {}).get("requests_per_second")
+        after = (server.get("saturation_after") or {}).get("goodput_per_second")
+        known = before is not None and after is not None
+        holds = holds and known and not drifted(before, after)
+        told.append(f"{name} {before:.2f}, then {after:.2f} requests/s" if known else f"{name} not measured")
+    return Verdict("the machine was steady: saturation is the same after each sweep", "; ".join(told), holds)
 
 
 def _stages(servers: Mapping[str, Data], name: str) -> dict[float, Data]:
