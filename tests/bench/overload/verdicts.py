@@ -65,7 +65,7 @@ def steady(servers: Mapping[str, Data]) -> Verdict:
         before = server.get("saturation", {}).get("requests_per_second")
         after = (server.get("saturation_after") or {}).get("goodput_per_second")
         known = before is not None and after is not None
-        holds = holds and known and not drifted(before, after)
+        holds = holds and before is not None and after is not None and not drifted(before, after)
         told.append(f"{name} {before:.2f}, then {after:.2f} requests/s" if known else f"{name} not measured")
     return Verdict("the machine was steady: saturation is the same after each sweep", "; ".join(told), holds)
 
