@@ -12,13 +12,13 @@ endif
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup serve test check bench-gate lock clean
+.PHONY: help setup serve test check bench-gate bench-overload lock clean
 
 help: ## say what there is (this list)
 	@echo 'make <target> [PORT=$(PORT)] [PROFILE=cpu|gpu] [PYTHON=python3.11]'
 	@echo
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='	' read -r target what; do \
-		printf '  %-10s %s\n' "$$target" "$$what"; done
+		printf '  %-14s %s\n' "$$target" "$$what"; done
 
 setup: ## install the locked packages and this project into .venv (once; then it costs nothing)
 	@sh scripts/setup.sh $(PROFILE)
@@ -39,6 +39,10 @@ check: setup ## format, lint, types and the rooms' boundaries (seconds)
 
 bench-gate: setup ## measure one decision of the admission queue; fails if it grows with queue or tenants
 	PYTHONPATH=. $(BIN)/python -m tests.bench.gate
+
+bench-overload: setup ## measure goodput, refusals and fairness under overload, beside vLLM's own server (20 minutes)
+	$(BIN)/jubako release fetch
+	$(BIN)/python -m tests.bench.overload run
 
 lock: ## solve pyproject.toml into requirements/*.txt (UPGRADE=1 takes newer versions; needs the network)
 	@sh scripts/lock.sh $(if $(UPGRADE),--upgrade)

@@ -6,6 +6,7 @@ It knows the form of tenants.yaml and the command line; it knows nothing of requ
 from __future__ import annotations
 
 import functools
+import json
 from typing import Any
 
 import yaml
@@ -40,7 +41,8 @@ def write(project: Project) -> None:
         document["policies"][name] = document["policies"]["standard"] | changes
         document["tenants"][name] = {"policy": name, "suspended": False}
     document["tenants"]["suspended"] = {"policy": "standard", "suspended": True}
-    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    # Through JSON, which is YAML: PyYAML would write what two policies share as an alias, which is refused.
+    path.write_text(json.dumps(document, indent=1))
 
 
 def make_key(project: Project, tenant: str, *options: str) -> str:

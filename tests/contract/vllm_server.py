@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,8 +27,8 @@ OPTIONS = (
     *("--enforce-eager", "--dtype", "bfloat16", "--max-model-len", str(CONTEXT_TOKENS), "--max-num-seqs", "16"),
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-lora", "--max-lora-rank", "8"),
 )
+CACHE = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
@@ -37,15 +37,27 @@ ENVIRONMENT = {
 
 @contextmanager
 def vllm_server(model_folder: Path, adapter_folder: Path, log: Path) -> Iterator[str]:
+    """Run it as the parity contract wants it: two names, an adapter, tools."""
+    names = ("--served-model-name", BASE, SECOND_NAME)
+    options = [*names, *OPTIONS, "--lora-modules", f"{ADAPTER}={adapter_folder}"]
+    with running_server(model_folder, options, CACHE, log) as url:
+        yield url
+
+
+@contextmanager
+def running_server(
+    model_folder: Path, options: Sequence[str], environment: Mapping[str, str], log: Path
+) -> Iterator[str]:
     """Run vLLM's own server on a free port and yield its base URL; it is stopped and waited for at the end."""
     port = _free_port()
     command = [
         *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)),
-        *("--model", str(model_folder), "--served-model-name", BASE, SECOND_NAME, *OPTIONS),
-        *("--lora-modules", f"{ADAPTER}={adapter_folder}"),
+        *("--model", str(model_folder), *options),
     ]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, env=os.environ | ENVIRONMENT, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            command, env={**os.environ, **ENVIRONMENT, **environment}, stdout=output, stderr=output
+        )
         try:
             url = f"http://127.0.0.1:{port}"
             _await_health(url, process, log)

