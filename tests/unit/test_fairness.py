@@ -16,10 +16,12 @@ NUMBERS = itertools.count()
 
 
 def fairness(*, ageing: float = 5.0, requests: int = 100, tokens: int = 100_000) -> Fairness:
+    """An empty queue."""
     return Fairness(ageing_seconds=ageing, queue_requests=requests, queue_tokens=tokens)
 
 
 def put(queue: Fairness, who: Principal, *, output: int = 100, now: float = 0.0) -> Request:
+    """Queue a request of so many tokens."""
     request = Request(next(NUMBERS), who, demand(prompt=0, output=output), Usage(), now, output, 0.25)
     queue.arrive(request, now)
     return request
@@ -141,6 +143,7 @@ def test_two_backlogged_equals_get_the_same_tokens(rate_a: float, rate_b: float)
 
 
 def first_tokens(some: list[Arrival]) -> float:
+    """Seconds to the first token at p95."""
     return percentile([one.time_to_first_token for one in some if one.ended_at], 0.95)
 
 

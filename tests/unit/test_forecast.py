@@ -11,6 +11,7 @@ from tests.simulated_engine import Arrival, SimulatedEngine, demand, poisson, pr
 
 
 def request(number: int, expected: int, *, sequences: int = 1, bound: int = 1000) -> Request:
+    """A request with that expectation."""
     return Request(number, principal(), demand(output=bound, sequences=sequences), Usage(), 0.0, expected, 0.25)
 
 
