@@ -1,8 +1,10 @@
 """How long one decision of admission takes, by the length of the queue and the number of tenants: `make bench-gate`.
 
-Each decision is a request that comes, waits, and starts when another has left. Fails when ten thousand cost so much more
-than a hundred that the growth cannot be logarithmic.
+Each decision is a request that comes, waits, and starts when another has left. Fails when ten thousand cost so much
+more than a hundred that the growth cannot be logarithmic.
 """
+
+# ruff: noqa: T201 - a benchmark talks on standard output
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ def true_limit(target: float, factor: float = 1.0) -> float:
 
 
 def step(running: int, seconds: float, prompt_tokens: int = 0) -> Step:
+    """A step as the engine would report it."""
     return Step(0.0, seconds, running, prompt_tokens, running)
 
 

@@ -47,6 +47,7 @@ class StepModel:
         self.steps = 0
         self._products = [[0.0] * 3 for _ in range(3)]
         self._targets = [0.0] * 3
+        self._deviations: Vector = (0.0, 0.0, 0.0)
 
     @property
     def ready(self) -> bool:
@@ -66,9 +67,11 @@ class StepModel:
             self.coefficients = (seconds, 0.0, 0.0)
             predicted = seconds
         deviation = min(max(math.log(seconds / predicted), -OUTLIER), OUTLIER)
+        self._deviations = (self._deviations[1], self._deviations[2], deviation)
         # Prompt tokens say little about the speed of the rest: a step full of them moves the level less.
         decoding = 1.0 - self.coefficients[2] * prompt_tokens / predicted
-        self._scale(math.exp(LEVEL_GAIN * max(decoding, 0.0) * deviation))
+        # The middle of three: a single pause of the machine moves nothing.
+        self._scale(math.exp(LEVEL_GAIN * max(decoding, 0.0) * sorted(self._deviations)[1]))
         self._remember((1.0, float(sequences), float(prompt_tokens)), predicted * math.exp(deviation), predicted**-2)
         self.coefficients = self._solve()
 
@@ -143,10 +146,11 @@ class Capacity:
             return
         self._prompt_tokens = MIX_FORGETTING * self._prompt_tokens + step.prompt_tokens
         self._generated_tokens = MIX_FORGETTING * self._generated_tokens + step.generated_tokens
+        self._prove(step.running)
         if step.seconds > 0.0 and math.isfinite(step.seconds):
             self._model.observe(step.running, step.prompt_tokens, step.seconds)
-        self._prove(step.running)
-        self._find()
+            self._find()
+        self.limit = max(1, min(self.prospect, int(2 * self._proven)))
 
     def step_seconds(self, sequences: float) -> float:
         """Mean seconds of a step with so many sequences, prompts of the observed mix included."""
@@ -191,4 +195,3 @@ class Capacity:
         self._smooth *= (found / self._smooth) ** SMOOTHING
         if not self.prospect - STEADINESS + 0.5 <= self._smooth < self.prospect + STEADINESS + 0.5:
             self.prospect = min(self.ceiling, max(1, int(self._smooth)))
-        self.limit = max(1, min(self.prospect, int(2 * self._proven)))

@@ -23,6 +23,8 @@ from jubako.vocabulary import Demand, Principal, Step, Usage
 
 HEADROOM = 4
 """An underserved tenant may go beyond the limit by one part in so many, and by at least one sequence."""
+DOUBT = 0.05
+"""A forecast is no better than this part of itself: nobody is told to come back sooner."""
 RESERVE = 2
 """At most one part in so many of the limit is left free for tenants that do not wait."""
 
@@ -111,7 +113,7 @@ class Scheduler:
         wait = self._wait_seconds(self._fairness.flow(request))
         allowed = request.expires_at - request.arrived_at
         self.withdraw(request, now)
-        return self._too_long(wait - allowed)
+        return self._too_long(wait, allowed)
 
     def finish(self, request: Request, now: float) -> None:
         """A running request ended, in whatever way; its usage is final. Works once."""
@@ -186,7 +188,7 @@ class Scheduler:
         if full and not self._fairness.within_part(flow):
             return self._queue_full(wait - allowed)
         if wait > allowed or allowed <= 0.0:
-            return self._too_long(wait - max(0.0, allowed))
+            return self._too_long(wait, max(0.0, allowed))
         while self._overfull:
             crowding = self._fairness.most_crowding()
             if crowding is flow or crowding.crowding <= flow.crowding:
@@ -229,9 +231,10 @@ class Scheduler:
         seconds = max(pace, self._steps_until(leave) * pace, too_long_seconds)
         return Busy("The server's queue is full.", code="queue_full", retry_after_seconds=seconds)
 
-    def _too_long(self, too_long_seconds: float) -> Busy:
+    def _too_long(self, wait: float, allowed: float) -> Busy:
+        """To come back when the wait, if nobody else came, would be no longer than allowed."""
         return Busy(
             "The request would wait longer in the queue than it may.",
             code="wait_too_long",
-            retry_after_seconds=max(too_long_seconds, self._pace()),
+            retry_after_seconds=max(wait - allowed, DOUBT * wait, self._pace()),
         )
