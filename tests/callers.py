@@ -25,7 +25,7 @@ class Caller(threading.Thread):
         self._served = served
         self._max_tokens = max_tokens
         # Made before any caller starts, and without a trust store: loading one takes long beside a busy engine.
-        self._client = httpx.Client(verify=False, timeout=PATIENCE_SECONDS)  # noqa: S501 - plain HTTP on loopback
+        self._client = httpx.Client(verify=False, timeout=PATIENCE_SECONDS)
         self.status = 0
         self.events: list[str] = []
         self.broken: Exception | None = None

@@ -46,6 +46,7 @@ def adapted_project(
     created = project.jubako("release", "create", "adapted", "1", *options)
     assert created.returncode == 0, created.stderr
     engine = {"MAX_LORA_RANK": "8", "MAX_MODEL_LEN": str(CONTEXT_TOKENS), "MAX_NUM_SEQS": "16"}
+    engine |= {"ENABLE_PROMPT_TOKENS_DETAILS": "true"}
     project.environment |= {f"JUBAKO__ENGINE__OPTIONS__{name}": value for name, value in engine.items()}
     # Short, so that what they bound is seen within a test.
     project.environment |= {"JUBAKO__LIMITS__BODY_SECONDS": "3", "JUBAKO__STREAM__STALLED_READER_SECONDS": "5"}
@@ -65,5 +66,4 @@ def jubako_server(adapted_project: Project) -> Iterator[Served]:
 @pytest.fixture(scope="session")
 def keys(adapted_project: Project, jubako_server: Served) -> tenants.Keys:
     """A key of each tenant of that server."""
-    del jubako_server  # it makes the file of keys
-    return tenants.Keys(adapted_project)
+    return tenants.Keys(adapted_project, jubako_server)

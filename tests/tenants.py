@@ -9,10 +9,11 @@ import functools
 import json
 from typing import Any
 
+import httpx
 import yaml
 
 from tests.contract.corpus import ADAPTER, BASE
-from tests.project import Project
+from tests.project import Project, Served, until
 
 POLICIES: dict[str, dict[str, Any]] = {
     "red": {},
@@ -45,16 +46,31 @@ def write(project: Project) -> None:
     path.write_text(json.dumps(document, indent=1))
 
 
-def make_key(project: Project, tenant: str, *options: str) -> str:
-    """A new key of the tenant, from the command line."""
+def make_key(project: Project, server: Served, tenant: str, *options: str) -> str:
+    """A new key of the tenant, from the command line, once the running server knows it."""
     made = project.jubako("keys", "create", tenant, *options)
     assert made.returncode == 0, made.stderr
-    return made.stdout.strip()
+    key: str = made.stdout.strip()
+
+    def known() -> bool:
+        reply = httpx.get(f"{server.url}/v1/models", headers={"authorization": f"Bearer {key}"}, timeout=10)
+        return reply.status_code != httpx.codes.UNAUTHORIZED
+
+    until(known, "the key is known", 5)
+    return key
 
 
 class Keys:
     """One key a tenant, made when it is first asked for."""
 
-    def __init__(self, project: Project) -> None:
-        self.project = project
-        self.of = functools.lru_cache(maxsize=None)(lambda tenant: make_key(project, tenant))
+    def __init__(self, project: Project, server: Served) -> None:
+        self._of = functools.lru_cache(maxsize=None)(lambda tenant: make_key(project, server, tenant))
+        self._project, self._server = project, server
+
+    def of(self, tenant: str) -> str:
+        """The tenant's key."""
+        return self._of(tenant)
+
+    def another(self, tenant: str, *options: str) -> str:
+        """One more key of the tenant."""
+        return make_key(self._project, self._server, tenant, *options)

@@ -17,7 +17,7 @@ from tests.callers import Caller
 from tests.contract.corpus import ADAPTER, BASE
 from tests.engine_metrics import await_rest
 from tests.project import Project, Served, until
-from tests.tenants import Keys, make_key
+from tests.tenants import Keys
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -60,7 +60,7 @@ def test_a_name_that_is_not_approved_does_not_exist(jubako_server: Served, keys:
 def test_a_scope_opens_its_routes_alone(jubako_server: Served, keys: Keys) -> None:
     """Of the policy, and of the key within it."""
     assert error_of(ask(jubako_server, keys.of("chat-only"))) == (403, "scope_missing")
-    listing = make_key(keys.project, "default", "--scope", "models")
+    listing = keys.another("default", "--scope", "models")
     assert BASE in names(jubako_server, listing)
     assert error_of(ask(jubako_server, listing)) == (403, "scope_missing")
 
@@ -91,7 +91,7 @@ def test_a_revoked_key_fails_within_two_seconds_and_drops_nothing(
     jubako_server: Served, keys: Keys, adapted_project: Project
 ) -> None:
     """A stream that it began goes on; others notice nothing."""
-    key = make_key(adapted_project, "revocable")
+    key = keys.another("revocable")
     identity = key.split("_")[1]
     neighbour = Caller(jubako_server, 150)
     neighbour.start()
@@ -124,7 +124,7 @@ def test_a_broken_edit_keeps_the_last_good_state_and_says_so(
         until(lambda: error_of_or_none(ask(jubako_server, keys.of("red"))) == (403, "tenant_suspended"), "suspended", 5)
     finally:
         path.write_text(good)
-    until(lambda: ask(jubako_server, keys.of("red")).status_code == httpx.codes.OK, "back", 5)
+    until(lambda: ask(jubako_server, keys.of("red")).status_code == httpx.codes.OK, "back", 10)
 
 
 def test_a_policys_limits_are_lower_than_the_servers(jubako_server: Served, keys: Keys) -> None:
@@ -194,7 +194,7 @@ def test_a_cancelled_stream_is_charged_what_was_generated(jubako_server: Served,
 def test_one_place_is_one_place(jubako_server: Served, keys: Keys) -> None:
     """Of the tenant, or of each of its keys; a place that was left is free at once."""
     for tenant, second in (("one-at-a-time", 429), ("one-a-key", 200)):
-        first, other = keys.of(tenant), make_key(keys.project, tenant)
+        first, other = keys.of(tenant), keys.another(tenant)
         with streaming(jubako_server, first):
             assert error_of(ask(jubako_server, first)) == (429, "concurrency_exceeded")
             assert ask(jubako_server, other).status_code == second
@@ -216,7 +216,9 @@ class streaming:  # noqa: N801 - reads as a statement
     def __enter__(self) -> None:
         reply = self._stream.__enter__()
         assert reply.status_code == httpx.codes.OK
-        next(reply.iter_lines())
+        # Kept: an iterator that is dropped closes the connection.
+        self._lines = reply.iter_lines()
+        next(self._lines)
 
     def __exit__(self, *_: object) -> None:
         self._stream.__exit__(None, None, None)
@@ -268,20 +270,25 @@ def test_a_deadline_that_is_none_is_refused(jubako_server: Served, value: str) -
 
 
 def test_who_cannot_wait_is_refused_at_once(jubako_server: Served, keys: Keys) -> None:
-    """While the engine is full: with the time to come back; who may wait is served."""
-    crowd = [Caller(jubako_server, 200) for _ in range(40)]
+    """More at once than the engine takes: some are served in time, the others are told when to come back."""
+    key = keys.of("impatient")
+    replies: list[httpx.Response] = []
+
+    def one() -> None:
+        replies.append(ask(jubako_server, key, max_tokens=100))
+
+    crowd = [threading.Thread(target=one) for _ in range(40)]
     for caller in crowd:
         caller.start()
-    try:
-        until(lambda: sum(bool(caller.events) for caller in crowd) >= 4, "the engine is busy")
-        refused = ask(jubako_server, keys.of("impatient"), max_tokens=200)
-    finally:
-        for caller in crowd:
-            caller.join(180)
-    assert error_of(refused) == (429, "wait_too_long")
-    assert int(refused.headers["retry-after-ms"]) > 0
-    assert any(caller.completed for caller in crowd)
-    assert all(caller.completed or caller.error or caller.status == 429 for caller in crowd)
+    for caller in crowd:
+        caller.join(180)
+    served = [reply for reply in replies if reply.status_code == httpx.codes.OK]
+    refused = [reply for reply in replies if reply.status_code != httpx.codes.OK]
+    assert served
+    assert refused
+    assert len(replies) == len(crowd)
+    assert {error_of(reply) for reply in refused} == {(429, "wait_too_long")}
+    assert all(int(reply.headers["retry-after-ms"]) > 0 for reply in refused)
 
 
 def test_a_queued_caller_who_leaves_costs_nothing(jubako_server: Served, keys: Keys) -> None:
