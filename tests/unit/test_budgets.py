@@ -520,14 +520,18 @@ class TestSize:
         budget = Budget(requests_per_minute=100, tokens_per_month=10**6)
 
         async def cost(numbers: range) -> float:
-            before = loop.time()
-            for number in numbers:
-                await (await budgets.reserve(principal(budget, tenant=f"t{number}"), 5)).settle(5)
-            return (loop.time() - before) / len(numbers)
+            """The cheapest of some: what else the machine does is not measured."""
+            costs = []
+            for start in range(numbers.start, numbers.stop, 50):
+                before = loop.time()
+                for number in range(start, start + 50):
+                    await (await budgets.reserve(principal(budget, tenant=f"t{number}"), 5)).settle(5)
+                costs.append(loop.time() - before)
+            return min(costs)
 
         few = await cost(range(500))
-        for start in range(500, 10_000, 500):
-            some = range(start, start + 500)
+        for start in range(500, 10_000, 250):
+            some = range(start, start + 250)
             await asyncio.gather(*(budgets.reserve(principal(budget, tenant=f"t{number}"), 5) for number in some))
         assert await cost(range(9_000, 9_500)) < 10 * few
 

@@ -62,6 +62,7 @@ class RedisStore:
         self._lease_seconds = lease_seconds
         self._clock = clock
         self._redis: Redis | None = None
+        self._sent: set[asyncio.Task[Any]] = set()
         self._turns = asyncio.Semaphore(CONNECTIONS)
 
     async def open(self) -> None:
@@ -102,6 +103,7 @@ class RedisStore:
     async def close(self) -> None:
         """Disconnect."""
         if self._redis is not None:
+            await asyncio.gather(*self._sent, return_exceptions=True)
             with suppress(exceptions.RedisError, OSError):  # it is gone already
                 await self._redis.aclose()
             self._redis = None
@@ -125,15 +127,23 @@ class RedisStore:
             raise StoreAway("it was not opened")
         now = "" if self._clock is None else repr(self._clock())
         arguments = (*keys, now, PREFIX, self._instance, self._lease_seconds, *values)
-        try:
-            async with self._turns:
-                try:
-                    return await self._redis.evalsha(script.digest, len(keys), *arguments)
-                except exceptions.NoScriptError:
-                    # Restarted since, or never asked before; EVAL makes it known.
-                    return await self._redis.eval(script.text, len(keys), *arguments)
-        except (exceptions.RedisError, OSError) as error:
-            raise StoreAway(f"{type(error).__name__}: {error}") from None
+        # A caller who leaves must not take a connection with it; what was sent is answered, or times out by itself.
+        sent = asyncio.create_task(_send(self._redis, self._turns, script, len(keys), arguments))
+        self._sent.add(sent)
+        sent.add_done_callback(self._sent.discard)
+        return await asyncio.shield(sent)
+
+
+async def _send(client: Redis, turns: asyncio.Semaphore, script: Script, keys: int, arguments: tuple[Any, ...]) -> Any:
+    try:
+        async with turns:
+            try:
+                return await client.evalsha(script.digest, keys, *arguments)
+            except exceptions.NoScriptError:
+                # Restarted since, or never asked before; EVAL makes it known.
+                return await client.eval(script.text, keys, *arguments)
+    except (exceptions.RedisError, OSError) as error:
+        raise StoreAway(f"{type(error).__name__}: {error}") from None
 
 
 def connect(url: str, password_file: Path | None) -> Redis:
