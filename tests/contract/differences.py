@@ -79,13 +79,6 @@ def _plain_words(reply: Reply) -> Reply | None:
     return refusal(reply.status, TYPES[400], code, NO_VALUE, (error["param"] or "").removeprefix("body."))
 
 
-def _late_validation(reply: Reply) -> Reply | None:
-    error = _error(reply)
-    if error is None or "input_value=" not in error["message"]:
-        return None
-    return refusal(reply.status, TYPES[400], "missing_field", NO_VALUE, Text(r"\S+"))
-
-
 def _no_values(reply: Reply) -> Reply | None:
     error = _error(reply)
     if error is None or not isinstance(error["message"], str):
@@ -124,6 +117,14 @@ def _no_model(reply: Reply) -> Reply:
 def _privileged(reply: Reply) -> Reply:
     fields = "priority|chat_template|cache_salt"
     return refusal(400, "invalid_request_error", "unknown_field", param=Text(fields))
+
+
+def _hard_limit(reply: Reply) -> Reply:
+    return refusal(400, "invalid_request_error", "unsupported_value", param=Text(r"\S+"))
+
+
+def _unknown_field(reply: Reply) -> Reply:
+    return refusal(400, "invalid_request_error", "unknown_field", param="colour")
 
 
 def _key_required(reply: Reply) -> Reply:
@@ -262,11 +263,28 @@ DECLARED = (
         _plain_words,
     ),
     Declared(
-        "late-validation",
-        "A content part of an unknown kind is refused as any wrong field is, with `param`.",
-        "vLLM finds it late and prints pydantic's report, the caller's text in it.",
-        _late_validation,
-        ("chat with an unknown kind of content is refused",),
+        "unknown-field",
+        "A field that is in no table is refused with `unknown_field` and the nearest known name; vLLM ignores it.",
+        "What is not known cannot be known to be harmless, and a misspelt field would go unnoticed.",
+        _unknown_field,
+        ("chat ignores a field nobody knows",),
+    ),
+    Declared(
+        "hard-limits",
+        "A value beyond the boundary's limits is refused with `unsupported_value`, before anything is rendered.",
+        "The limits are the server's and its policies', and hold whatever the engine would take.",
+        _hard_limit,
+        (
+            "chat with an unknown kind of content is refused",
+            "chat with an image for a model of text is refused",
+            "chat with top_p above one is refused",
+            "chat with too many top_logprobs is refused",
+            "a stream of too many top_logprobs is refused",
+            "chat with a presence penalty of three is refused",
+            "chat with a seed beyond all bounds is refused",
+            "completion with too many logprobs is refused",
+            "a completion stream of too many logprobs is refused",
+        ),
     ),
     Declared(
         "no-values",

@@ -26,6 +26,7 @@ POLL_SECONDS = 0.25
 OPTIONS = (
     *("--enforce-eager", "--dtype", "bfloat16", "--max-model-len", str(CONTEXT_TOKENS), "--max-num-seqs", "16"),
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-lora", "--max-lora-rank", "8"),
+    "--enable-prompt-tokens-details",
 )
 CACHE = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 ENVIRONMENT = {
