@@ -157,7 +157,7 @@ def _print_csv(rows: list[Row], by: tuple[str, ...]) -> None:
 def _print_table(rows: list[Row], by: tuple[str, ...]) -> None:
     from jubako.books.usage import NUMBERS, total
 
-    sums: Row = dict.fromkeys(by, "")
+    sums: Row = dict.fromkeys(by, "-")
     sums[by[0]] = "total"
     sums.update(total(rows))
     titles = [*by, *NUMBERS]
@@ -172,7 +172,7 @@ def _print_table(rows: list[Row], by: tuple[str, ...]) -> None:
 
 
 def _shown(value: str | int) -> str:
-    """A number with its thousands apart; text that a terminal would not show as it is, escaped."""
+    """A number with its thousands apart; text that a terminal would not show as it is, escaped; a dash for none."""
     if isinstance(value, int):
         return f"{value:,}"
     return (value if value.isprintable() else ascii(value)[1:-1]) or "-"
