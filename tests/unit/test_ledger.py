@@ -333,7 +333,7 @@ def test_a_commit_whose_answer_was_lost_is_not_repeated(audit: Audit, tmp_path: 
 
     def lose(connection: Connection) -> None:
         if len(broken) < 3 and connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar():
-            connection.connection.dbapi_connection.commit()
+            connection.exec_driver_sql("COMMIT")
             broken.append(1)
             raise sa.exc.OperationalError("COMMIT", None, Exception("connection lost"))
 
@@ -370,8 +370,11 @@ def test_kills_lose_nothing_and_double_nothing(
             connection.exec_driver_sql("CREATE SCHEMA public")
     chance = random.Random(20)
     reported: list[str] = []
-    for _ in range(kills):
-        reported += _killed(tmp_path, url, password_file, 0.02 + chance.random() * 0.6)
+    for number in range(kills):
+        # Each fourth is killed while it starts, or soon after.
+        from_start = number % 4 == 3
+        seconds = 0.3 + chance.random() * 1.5 if from_start else 0.02 + chance.random() * 0.6
+        reported += _killed(tmp_path, url, password_file, seconds, from_start=from_start)
     audit = opened(tmp_path / "audit", file_bytes=1 << 16, keep_files=1_000_000)
     ledger = Ledger(audit, engine)
     ledger.start()
@@ -387,15 +390,18 @@ def test_kills_lose_nothing_and_double_nothing(
     engine.dispose()
 
 
-def _killed(root: Path, url: str, password_file: str, seconds: float) -> list[str]:
-    """What a child reported until it was killed, that long after its first report."""
+def _killed(root: Path, url: str, password_file: str, seconds: float, *, from_start: bool) -> list[str]:
+    """What a child reported until it was killed, that long after its first report or its start."""
     command_line = [sys.executable, "-m", "tests.books_child", str(root), url, password_file]
     with subprocess.Popen(command_line, cwd=REPOSITORY, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         timer = threading.Timer(seconds, child.kill)
+        if from_start:
+            timer.start()
         first = child.stdout.readline()
-        assert first, "the child did not start"
-        timer.start()
+        if not from_start:
+            assert first, "the child did not start"
+            timer.start()
         return (first + child.stdout.read()).decode().split()
 
 
