@@ -18,11 +18,13 @@ from jubako import __version__
 from jubako.errors import StartupFault
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
+    "audit": ("jubako.books.commands:audit", "Verify the audit's chain of lines."),
     "config": ("jubako.serve_command:config", "Check and explain the settings."),
     "keys": ("jubako.keys_command:keys_group", "Make, list, revoke and replace API keys."),
     "openapi": ("jubako.openapi_command:openapi", "Print the API as an OpenAPI document."),
     "release": ("jubako.release.commands:release", "Create, fetch, verify and show pinned model releases."),
     "serve": ("jubako.serve_command:serve", "Serve the release of configuration/server.yaml."),
+    "usage": ("jubako.books.commands:usage", "Show what tenants used."),
 }
 """Name -> where the command is, and the one line that `--help` shows without importing it."""
 

@@ -171,6 +171,22 @@ class BudgetSettings(Section):
     """What a process that was killed had reserved is free again after this long."""
 
 
+class BooksSettings(Section):
+    """Where what was used is written down: the audit, and the ledger that follows it."""
+
+    audit_folder: Path
+    """Of this server alone."""
+    audit_file_bytes: Annotated[int, Field(ge=1 << 16, le=1 << 34)]
+    audit_files: Annotated[int, Field(ge=2, le=1_000_000)]
+    """How many are kept; those that the ledger has not taken are kept beyond that."""
+    audit_standard_output: bool
+    """Whether the same lines go to standard output too."""
+    ledger_sqlite_file: Path
+    ledger_url: str | None
+    """`postgresql+psycopg://user@host/database`, without a password; None: the SQLite file."""
+    ledger_password_file: Path | None
+
+
 class SurfaceSettings(Section):
     """Who reaches what is not the API: `open`, `operator` (a key with that scope) or `closed` (404)."""
 
@@ -208,6 +224,7 @@ class ServerSettings(Section):
     deadline: DeadlineSettings
     admission: AdmissionSettings
     budgets: BudgetSettings
+    books: BooksSettings
     surfaces: SurfaceSettings
     stream: StreamSettings
     life: LifeSettings

@@ -1,0 +1,208 @@
+"""The ledger: taken from the audit's files by a thread of its own, so that no request ever waits for a database.
+
+The rows of a batch, their sums and the line up to which the audit is taken go in one transaction: whatever is killed
+when, each line is booked once. Nothing is queued in memory: the backlog is the files. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from jubako.books.journal import BrokenJournal, Position, Reader, files
+from jubako.errors import StartupFault
+from jubako.telemetry import logs
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection, Engine
+
+    from jubako.books.audit import Audit
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.25
+FIRST_PAUSE_SECONDS = 0.5
+LONGEST_PAUSE_SECONDS = 15.0
+
+
+class LedgerState(enum.StrEnum):
+    """What the ledger is doing."""
+
+    FOLLOWING = "following"
+    WAITING = "waiting"
+    """The database cannot be reached or is busy; the backlog grows in the audit's files."""
+    STOPPED = "stopped"
+    """The audit or the database is not as it was left: a person has to look. Nothing more is booked until a restart."""
+
+
+class _Contradiction(Exception):
+    """The database does not fit the audit."""
+
+
+class Ledger:
+    """Books one audit into one database. `clock` is monotonic seconds."""
+
+    def __init__(self, audit: Audit, engine: Engine, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._audit = audit
+        self._engine = engine
+        self._clock = clock
+        self._taken = 0
+        self._level_at = clock()
+        self._state = LedgerState.WAITING
+        self._fault = ""
+        self._ending = threading.Event()
+        self._abandoned = False
+        self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
+
+    def start(self) -> None:
+        """Begin to follow the audit."""
+        self._thread.start()
+
+    def close(self, seconds: float) -> None:
+        """Book what is written, but wait no longer than this: the next start takes what is left."""
+        self._ending.set()
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
+        self._abandoned = True
+        if not self._thread.is_alive():
+            self._engine.dispose()
+
+    @property
+    def state(self) -> LedgerState:
+        """What it is doing."""
+        return self._state
+
+    @property
+    def fault(self) -> str:
+        """Why it does not follow; empty while it does."""
+        return self._fault
+
+    @property
+    def lag(self) -> int:
+        """Lines that are written and not yet booked."""
+        return max(self._audit.position.sequence - self._taken, 0)
+
+    @property
+    def behind_seconds(self) -> float:
+        """How long ago the ledger last was level with the audit; zero while it is."""
+        return max(self._clock() - self._level_at, 0.0) if self.lag else 0.0
+
+    # -- in the thread
+
+    def _run(self) -> None:
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            before = self._taken
+            try:
+                self._follow()
+            except (BrokenJournal, StartupFault, _Contradiction) as error:
+                self._stop(str(error))
+            except Exception as error:  # noqa: BLE001 - each kind is dealt with
+                self._misfortune(error)
+            if self._state is not LedgerState.WAITING or self._ending.is_set():
+                return
+            pause = FIRST_PAUSE_SECONDS if self._taken > before else min(pause * 2, LONGEST_PAUSE_SECONDS)
+            self._ending.wait(pause)
+
+    def _follow(self) -> None:
+        """Take lines until the end is asked for; raises whatever is in the way."""
+        from jubako.books import database
+
+        database.migrate(self._engine)
+        start = self._start()
+        self._taken = start.sequence
+        with closing(Reader(self._audit.folder, self._audit.journal, start)) as reader:
+            while not self._abandoned:
+                begun = self._clock()
+                before = reader.position
+                # Not beyond what is on disk: a power cut must not leave the ledger with lines that the audit lost.
+                durable = self._audit.durable.sequence
+                lines = reader.read(durable)
+                if lines:
+                    self._take(lines, before, reader.position)
+                self._recovered()
+                if self._taken >= durable:
+                    self._level_at = begun
+                    if self._ending.is_set():
+                        return
+                    self._ending.wait(POLL_SECONDS)
+                else:
+                    # Catching up takes half the time at most: the interpreter's lock is the token path's too.
+                    self._ending.wait(self._clock() - begun)
+
+    def _start(self) -> Position:
+        """Where the database says that this audit was left."""
+        import sqlalchemy as sa
+
+        from jubako.books.schema import journals
+
+        mine = sa.select(journals.c.sequence, journals.c.hash).where(journals.c.journal == self._audit.journal)
+        with self._engine.begin() as connection:
+            row: Any = connection.execute(mine).first()
+            if row is not None:
+                return Position(int(row[0]), str(row[1]))
+            start = Position()
+            values = {"journal": self._audit.journal, "sequence": start.sequence, "hash": start.hash}
+            connection.execute(journals.insert(), [values])
+        kept = files(self._audit.folder)
+        if kept and kept[0].first > 1:
+            logger.warning("ledger: new to this audit; it begins at line %d, the oldest that is kept", kept[0].first)
+        return start
+
+    def _take(self, lines: list[bytes], before: Position, after: Position) -> None:
+        """Book the lines, all or none."""
+        from jubako.books import booking
+
+        rows = [booking.row(json.loads(line)) for line in lines]
+        with self._engine.begin() as connection:
+            self._advance(connection, before, after)
+            booking.book(connection, rows)
+        self._taken = after.sequence
+        self._audit.prune(self._taken)
+
+    def _advance(self, connection: Connection, before: Position, after: Position) -> None:
+        """Move the line up to which the audit is taken; it must be where we left it."""
+        from jubako.books.schema import journals
+
+        left = (journals.c.journal == self._audit.journal) & (journals.c.sequence == before.sequence)
+        moved = connection.execute(journals.update().where(left).values(sequence=after.sequence, hash=after.hash))
+        if moved.rowcount != 1:
+            raise _Contradiction(f"the database no longer says that line {before.sequence} was the last taken")
+
+    def _recovered(self) -> None:
+        if self._state is not LedgerState.FOLLOWING:
+            if self._fault:
+                logger.warning("ledger: following again, %d lines behind", self.lag)
+            self._state, self._fault = LedgerState.FOLLOWING, ""
+
+    def _misfortune(self, error: Exception) -> None:
+        """A database that is away is waited for; anything else is a fault that waiting does not mend."""
+        from sqlalchemy import exc
+
+        if isinstance(error, exc.IntegrityError):
+            self._stop("the database has a line of this audit already that it did not say it had")
+        elif isinstance(error, exc.DataError | exc.ProgrammingError) or not isinstance(
+            error, exc.SQLAlchemyError | OSError
+        ):
+            self._stop(f"{_first_line(error)} ({logs.place(error)})")
+        else:
+            what = _first_line(error)
+            if not self._fault:
+                logger.error("ledger: the database cannot be used, the backlog stays in the audit's files: %s", what)
+            self._state, self._fault = LedgerState.WAITING, what
+
+    def _stop(self, why: str) -> None:
+        self._state, self._fault = LedgerState.STOPPED, why
+        logger.critical("ledger: stopped, nothing more is booked: %s", why)
+
+
+def _first_line(error: Exception) -> str:
+    """What the driver says, without SQLAlchemy's copy of the statement."""
+    origin: Any = getattr(error, "orig", None) or error
+    return (str(origin).strip() or type(origin).__name__).splitlines()[0]
