@@ -13,6 +13,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -191,7 +192,7 @@ class _Outbox:
     def __init__(self, exporter: SpanExporter) -> None:
         self.dropped = 0
         self._exporter = exporter
-        self._spans: queue.Queue[ReadableSpan] = queue.Queue(QUEUE_SPANS)
+        self._spans: queue.Queue[ReadableSpan | None] = queue.Queue(QUEUE_SPANS)
         self._counting = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._send_all, name="spans", daemon=True)
@@ -221,9 +222,13 @@ class _Outbox:
     def close(self, timeout_seconds: float) -> None:
         """Send the rest, give up after `timeout_seconds`."""
         self._closing.set()
+        with suppress(queue.Full):
+            self._spans.put_nowait(None)  # wakes the thread; with a full queue it does not sleep
         self._thread.join(timeout_seconds)
+        with suppress(queue.Empty):
+            while True:
+                self._drop(self._spans.get_nowait() is not None)
         self._exporter.shutdown()
-        self._drop(self._spans.qsize())
 
     def _drop(self, spans: int) -> None:
         with self._counting:
@@ -242,9 +247,11 @@ class _Outbox:
         while len(batch) < BATCH_SPANS:
             left = 0.0 if self._closing.is_set() else until - time.monotonic()
             try:
-                batch.append(self._spans.get(timeout=left) if left > 0 else self._spans.get_nowait())
+                span = self._spans.get(timeout=left) if left > 0 else self._spans.get_nowait()
             except queue.Empty:
                 break
+            if span is not None:
+                batch.append(span)
         return batch
 
     def _send(self, batch: list[ReadableSpan]) -> None:
