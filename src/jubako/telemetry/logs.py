@@ -44,7 +44,7 @@ _ENGINE_STARTS = (
     "vllm.v1.core.kv_cache_utils",
     "vllm.model_executor.model_loader",
     "vllm.platforms",
-    "vllm.distributed",
+    "vllm.distributed.parallel_state",
 )
 """Loggers of the engine's process that see files, memory and devices, and no request."""
 _ENGINE_FAILS = frozenset({"EngineCore failed to start.", "WorkerProc failed to start."})
