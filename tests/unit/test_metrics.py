@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -155,12 +155,12 @@ def test_gauges_are_read_when_scraped(registry: CollectorRegistry, metrics: Metr
     in_flight = 3
     metrics.observe("jubako_requests_in_flight", lambda: in_flight)
     metrics.observe("jubako_ready", lambda: True)
-    metrics.observe("jubako_ledger_lost_records_total", lambda: 4)
+    metrics.observe("jubako_audit_unrecorded_total", lambda: 4)
     assert value(registry, "jubako_requests_in_flight") == 3
     in_flight = 5
     assert value(registry, "jubako_requests_in_flight") == 5
     assert value(registry, "jubako_ready") == 1
-    assert value(registry, "jubako_ledger_lost_records_total") == 4
+    assert value(registry, "jubako_audit_unrecorded_total") == 4
 
 
 def test_a_reader_that_fails_costs_its_own_metric_alone(
@@ -216,6 +216,24 @@ def test_both_formats_parse_and_openmetrics_links_times_to_traces(
     }
     times = ("jubako_time_to_first_token_seconds", "jubako_time_per_output_token_seconds")
     assert linked == {"jubako_request_duration_seconds", *times}
+
+
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "",
+        "text/plain;version=0.0.4",
+        "application/openmetrics-text",
+        "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+        "application/openmetrics-text;version=1.0.0;escaping=underscores;q=0.6,text/plain;version=1.0.0;q=0.5",
+    ],
+)
+def test_vllm_s_names_stay_in_every_format(registry: CollectorRegistry, accept: str) -> None:
+    """The library's OpenMetrics would write `vllm_` for `vllm:` to scrapers that ask as Prometheus does."""
+    Counter("vllm:prompt_tokens", "theirs", ["model_name"], registry=registry).labels("m").inc(7)
+    text = exposition(registry, accept)[0].decode()
+    assert '\nvllm:prompt_tokens_total{model_name="m"} 7.0\n' in text
+    assert "vllm_" not in text
 
 
 def test_the_default_registry_has_process_and_gc_metrics_beside_ours_and_vllm_s() -> None:
@@ -278,26 +296,39 @@ def _refusals(kind: type[errors.Refusal] = errors.Refusal) -> list[type[errors.R
     return [kind, *(found for below in kind.__subclasses__() for found in _refusals(below))]
 
 
-def _texts(node: ast.expr | None) -> list[str]:
-    """The texts that an expression can be, as far as they are written out."""
+def _texts(node: ast.expr | None, constants: dict[str, str]) -> list[str]:
+    """The texts that an expression can be, as far as they are written out in its module."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return [node.value]
+    if isinstance(node, ast.Name) and node.id in constants:
+        return [constants[node.id]]
     if isinstance(node, ast.IfExp):
-        return _texts(node.body) + _texts(node.orelse)
+        return _texts(node.body, constants) + _texts(node.orelse, constants)
     return []
 
 
 def _codes_in(path: Path) -> set[str]:
-    """What is passed as `code=…`, or assigned to a variable or attribute of that name."""
+    """What is passed as `code=…`, is its default, or is assigned to a variable or attribute of that name."""
     found: list[str] = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    module = ast.parse(path.read_text())
+    constants = {
+        target.id: node.value.value
+        for node in module.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(module):
         if isinstance(node, ast.keyword) and node.arg == "code":
-            found += _texts(node.value)
+            found += _texts(node.value, constants)
+        elif isinstance(node, ast.arguments):
+            pairs = zip(node.kwonlyargs, node.kw_defaults, strict=True)
+            found += [text for arg, default in pairs if arg.arg == "code" for text in _texts(default, constants)]
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names = {getattr(target, "id", getattr(target, "attr", "")) for target in targets}
             if names & {"code", "default_code"}:
-                found += _texts(node.value)
+                found += _texts(node.value, constants)
     return {code for code in found if code}
 
 
@@ -315,9 +346,10 @@ def test_the_search_for_codes_finds_the_ways_they_are_written(tmp_path: Path) ->
     """Else the test above would pass for the wrong reason."""
     source = tmp_path / "source.py"
     source.write_text(
-        "raise Busy('', code='one')\ncode = 'two' if x else 'three'\nclass A:\n    default_code: str = 'four'\n"
+        "FIVE = 'five'\nraise Busy('', code='one')\ncode = 'two' if x else 'three'\n"
+        "class A:\n    default_code: str = 'four'\ndef f(*, code=FIVE): ...\n"
     )
-    assert _codes_in(source) == {"one", "two", "three", "four"}
+    assert _codes_in(source) == {"one", "two", "three", "four", "five"}
     assert "engine_unavailable" in _codes_in(REPOSITORY / "src/jubako/life.py")
 
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from jubako.telemetry.logs import place
@@ -39,6 +40,7 @@ CODES = (
     "insufficient_quota",
     "internal_error",
     "invalid_api_key",
+    "invalid_header",
     "invalid_json",
     "invalid_value",
     "method_not_allowed",
@@ -167,27 +169,27 @@ FAMILIES = {
         Family(
             "jubako_ledger_pending_records",
             "gauge",
-            "Requests that ended and are not in the ledger yet.",
+            "Requests that are in the audit and not in the ledger yet.",
             observed=True,
         ),
         Family(
             "jubako_ledger_lag_seconds",
             "gauge",
-            "Age of the oldest of them; 0 when there is none.",
-            observed=True,
-        ),
-        Family(
-            "jubako_ledger_lost_records_total",
-            "counter",
-            "Records that could not be kept until the ledger could take them.",
+            "How long ago the ledger had all that the audit has; 0 while it does.",
             observed=True,
         ),
         Family(
             "jubako_audit_healthy",
             "gauge",
-            "1 when the last audit line was written, or none had to be; 0 when it could not be.",
+            "1 as long as requests can be put on record, else 0; new ones are refused then.",
             observed=True,
             unobserved=1.0,
+        ),
+        Family(
+            "jubako_audit_unrecorded_total",
+            "counter",
+            "Requests that ended while the audit could not be written; each is in the log.",
+            observed=True,
         ),
         Family(
             "jubako_spans_dropped_total",
@@ -312,8 +314,11 @@ class _Observations(Collector):
 
 def exposition(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
     """All metrics and their content type, as a scraper that sends `accept` wants them; OpenMetrics has exemplars."""
-    encode, content_type = choose_encoder(accept)
-    return encode(registry), content_type
+    if choose_encoder(accept)[1].startswith("application/openmetrics-text"):
+        # Its own choice of escaping would turn vLLM's colons into underscores; no name here needs any.
+        text = openmetrics.generate_latest(registry, escaping=openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
+        return text, openmetrics.CONTENT_TYPE_LATEST
+    return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
 
 
 def _family(family: Family) -> GaugeMetricFamily | CounterMetricFamily:
