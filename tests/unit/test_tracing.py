@@ -15,12 +15,13 @@ import pytest
 
 from jubako.errors import StartupFault
 from jubako.sections import TracingSettings
+from jubako.settings import load
 from jubako.telemetry import tracing
 from jubako.telemetry.tracing import Tracing
 from jubako.vocabulary import Outcome, Usage
 from tests.accounts import account, refused
 from tests.otlp_receiver import Received, attributes, over_grpc, over_http
-from tests.project import free_port
+from tests.project import REPOSITORY, free_port
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"
@@ -267,6 +268,7 @@ def test_off_imports_nothing_and_gives_no_trace(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from jubako.sections import TracingSettings
+from jubako.settings import load
 from jubako.telemetry.tracing import Tracing
 from tests.accounts import account
 off = Tracing(TracingSettings(endpoint=None, protocol="http", ratio=1, headers_file=None), Path(), release="ab")
@@ -277,3 +279,14 @@ assert not [name for name in sys.modules if name.startswith(("opentelemetry", "g
 """
     subprocess.run([sys.executable, "-c", script], check=True)
     assert not [thread for thread in threading.enumerate() if thread.name == "spans"]
+
+
+def test_tracing_is_off_as_it_comes_and_the_environment_turns_it_on() -> None:
+    """An address with a password in it is refused: that belongs in the file of headers."""
+    assert load(REPOSITORY, {}).server.telemetry.tracing.endpoint is None
+    variable = "JUBAKO__TELEMETRY__TRACING__ENDPOINT"
+    assert load(REPOSITORY, {variable: "http://c:4318"}).server.telemetry.tracing.endpoint == "http://c:4318"
+    for wrong in ("collector:4317", "http://user:password@collector", "http://"):
+        with pytest.raises(StartupFault, match=variable) as raised:
+            load(REPOSITORY, {variable: wrong})
+        assert "password" not in str(raised.value)
