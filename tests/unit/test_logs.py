@@ -21,7 +21,7 @@ from jubako.sections import LogSettings
 from jubako.telemetry import logs
 from jubako.telemetry.logs import WithoutContent
 from jubako.vocabulary import Usage
-from tests.accounts import account
+from tests.ended_requests import account
 from tests.project import REPOSITORY
 
 CANARY = "CANARY-7f3a"

@@ -19,7 +19,7 @@ from jubako import errors
 from jubako.telemetry import reference
 from jubako.telemetry.metrics import CODES, FAMILIES, Metrics, exposition
 from jubako.vocabulary import Outcome, Route, Usage
-from tests.accounts import account, refused
+from tests.ended_requests import account, refused
 from tests.project import REPOSITORY
 
 CONTRACT = {

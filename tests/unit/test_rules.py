@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 
 from jubako.telemetry.metrics import FAMILIES, Metrics, exposition
 from jubako.vocabulary import Outcome
-from tests.accounts import account, refused
+from tests.ended_requests import account, refused
 from tests.project import REPOSITORY
 from tests.prometheus import RULES, Prometheus, exposing, program, scraping
 

@@ -19,7 +19,7 @@ from jubako.settings import load
 from jubako.telemetry import tracing
 from jubako.telemetry.tracing import Tracing
 from jubako.vocabulary import Outcome, Usage
-from tests.accounts import account, refused
+from tests.ended_requests import account, refused
 from tests.otlp_receiver import Received, attributes, over_grpc, over_http
 from tests.project import REPOSITORY, free_port
 
@@ -270,7 +270,7 @@ from pathlib import Path
 from jubako.sections import TracingSettings
 from jubako.settings import load
 from jubako.telemetry.tracing import Tracing
-from tests.accounts import account
+from tests.ended_requests import account
 off = Tracing(TracingSettings(endpoint=None, protocol="http", ratio=1, headers_file=None), Path(), release="ab")
 assert off.trace(account(), queued_after_seconds=0.1, traceparent=f"00-{'a' * 32}-{'b' * 16}-01") == ""
 assert off.dropped_spans == 0
