@@ -213,6 +213,33 @@ class LifeSettings(Section):
     close_seconds: Seconds
 
 
+class LogSettings(Section):
+    """How log lines look on standard error, and which of Jubako's own are written."""
+
+    format: Literal["auto", "json", "text"]
+    """auto: text when standard error is a terminal, JSON otherwise."""
+    level: Literal["debug", "info", "warning", "error"]
+
+
+class TracingSettings(Section):
+    """Where spans go. Without an endpoint there are none, and they cost nothing."""
+
+    endpoint: Annotated[str, Field(pattern=r"^https?://[^\s@]+$")] | None
+    """Of an OTLP collector. HTTP adds `/v1/traces` if there is no path; gRPC is without TLS for http."""
+    protocol: Literal["http", "grpc"]
+    ratio: Annotated[float, Field(ge=0, le=1)]
+    """Share of requests that are traced, if the caller does not say."""
+    headers_file: Path | None
+    """One `name: value` a line, for a collector that wants a credential."""
+
+
+class TelemetrySettings(Section):
+    """What the server tells its operators, beside metrics."""
+
+    logs: LogSettings
+    tracing: TracingSettings
+
+
 class ServerSettings(Section):
     """All of `configuration/server.yaml`."""
 
@@ -228,3 +255,4 @@ class ServerSettings(Section):
     surfaces: SurfaceSettings
     stream: StreamSettings
     life: LifeSettings
+    telemetry: TelemetrySettings
