@@ -51,6 +51,8 @@ if Path(LOCK).is_file():
     # Spans and access lines of BentoML's cost more per streamed token than the token; Jubako writes its own line.
     tracing={"excluded_urls": ".*"},
     logging={"access": {"enabled": False}},
+    # Its middleware labels by path and costs per message; /metrics is answered by the guard below.
+    metrics={"enabled": False},
 )
 @bentoml.asgi_app(application)
 class Jubako:
@@ -83,4 +85,9 @@ class Jubako:
 
 
 # Around BentoML's own routes too: what is not the API is the operator's.
-Jubako.add_asgi_middleware(SurfaceGuard, settings=server.settings.server.surfaces, authenticate=server.authenticate)  # type: ignore[attr-defined]
+Jubako.add_asgi_middleware(  # type: ignore[attr-defined]
+    SurfaceGuard,
+    settings=server.settings.server.surfaces,
+    authenticate=server.authenticate,
+    scrape=server.scrape,
+)

@@ -8,19 +8,26 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
+from jubako.accounts import Accounts
+from jubako.books.audit import AuditFault
 from jubako.boundary.application import Application
 from jubako.engine.port import Engine
-from jubako.errors import Refusal, Unauthenticated
+from jubako.errors import Refusal, Unauthenticated, Unavailable
 from jubako.gate.admission.admission import Admission
 from jubako.life import Life
 from jubako.pipeline import Pipeline
-from jubako.sections import AdmissionSettings, StreamSettings
-from jubako.vocabulary import Budget, Call, Demand, Limits, Policy, Principal, Rates, Route, Scope, Step
+from jubako.sections import AdmissionSettings, StreamSettings, TracingSettings
+from jubako.telemetry.metrics import Metrics
+from jubako.telemetry.tracing import Tracing
+from jubako.vocabulary import Account, Budget, Call, Demand, Limits, Policy, Principal, Rates, Route, Scope, Step
 from tests.boundary_limits import limited
 
 KEY = "a-key-for-tests-only"
@@ -111,6 +118,37 @@ class NoBudgets:
         self.ended.append(None)
 
 
+class NoBooks:
+    """Every account is remembered, and nothing is written. `full` is what a full disk does."""
+
+    def __init__(self) -> None:
+        self.accounts: list[Account] = []
+        self.full = False
+        self.refuses = False
+        self.on_record: Callable[[], object] = lambda: None
+
+    def record(self, account: Account) -> None:
+        """Remember it."""
+        if self.full:
+            raise AuditFault("the disk is full")
+        self.on_record()
+        self.accounts.append(account)
+
+    def require_healthy(self) -> None:
+        """As the real ones do."""
+        if self.refuses:
+            raise Unavailable("The server cannot keep its books now.", code="not_ready")
+
+
+TRACING = TracingSettings(endpoint=None, protocol="http", ratio=1, headers_file=None)
+
+
+def accounts(books: Any) -> Accounts:
+    """Where ends are told, around `books`."""
+    metrics = Metrics(CollectorRegistry(), ["scripted"], release="scripted/1", digest="d" * 64)
+    return Accounts(books, metrics, Tracing(TRACING, Path(), release="d" * 64), "d" * 64, frozenset())
+
+
 def ready_pipeline(
     engine: Engine,
     *,
@@ -119,13 +157,14 @@ def ready_pipeline(
     life: Life | None = None,
     budgets: NoBudgets | None = None,
     admission: AdmissionSettings = ADMISSION,
+    books: NoBooks | None = None,
 ) -> Pipeline:
     """A pipeline around `engine` that takes requests; a `life` that is given stays in its phase."""
     if life is None:
         life = Life()
         life.become_ready()
     authenticator: Any = OneKey(given or policy())
-    pipeline = Pipeline(authenticator, life, budgets or NoBudgets(), stream)
+    pipeline = Pipeline(authenticator, life, budgets or NoBudgets(), accounts(books or NoBooks()), stream)
     queue = Admission(admission, ceiling=engine.ceiling)
     for running in (2, 4, 8, 16, 32):
         for _ in range(5):  # an engine whose pace was seen to hold, so that what a test sends is let in at once

@@ -28,12 +28,17 @@ class Lease:
         self.request_id = request_id
         self.cause: Refusal | ClientGone | None = None
         self._task = task
+        self._concluded = False
 
     def interrupt(self, cause: Refusal | ClientGone) -> None:
         """Cancel the request's task because of `cause`; the first cause stands."""
-        if self.cause is None:
+        if self.cause is None and (isinstance(cause, ClientGone) or not self._concluded):
             self.cause = cause
             self._task.cancel()
+
+    def conclude(self) -> None:
+        """Say that the request has its end, and only has to be sent: nothing but the caller's leaving interrupts it."""
+        self._concluded = True
 
 
 class Life:

@@ -1,11 +1,11 @@
 """The one statement of the order in which a request is dealt with.
 
     receive -> authenticate -> may it, is the server ready -> read, parse, limit -> reserve -> vet -> admit
-            -> generate -> reply -> settle -> account
+            -> generate -> leave, settle -> account -> the reply's last bytes
 
 A caller who goes away at any step ends the steps before the next one starts: in the queue it leaves the queue, in the
 engine it aborts the request. What was reserved is settled or given back, and a place in the engine is left, in the
-function that took it.
+function that took it. Every request is told once, at its end: a caller who has the end of a reply is on record.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import json
 import logging
 import secrets
 import time
@@ -22,10 +21,11 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from jubako.boundary import deadlines, limits, problems, protocol, routes, sse
-from jubako.boundary.exchange import Exchange
+from jubako.accounts import Accounts, Entry
+from jubako.boundary import deadlines, limits, models, problems, protocol, routes, sse
+from jubako.boundary.exchange import CLIENT_CLOSED, Exchange
 from jubako.engine.port import Engine, OnPrompt
-from jubako.errors import ClientGone, DeadlineExceeded, InternalError, NotFound, Refusal
+from jubako.errors import ClientGone, DeadlineExceeded, InternalError, Refusal
 from jubako.gate.admission.admission import Admission
 from jubako.gate.authentication import Authenticator, require
 from jubako.gate.budgets.port import Budgets
@@ -35,7 +35,6 @@ from jubako.telemetry import logs
 from jubako.vocabulary import Call, Demand, Document, Outcome, Principal, Route, Scope
 
 logger = logging.getLogger(__name__)
-requests_log = logging.getLogger("jubako.requests")
 
 SCOPES = {
     Route.MODELS: Scope.MODELS,
@@ -45,6 +44,15 @@ SCOPES = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Passage:
+    """One request on its way: what the caller hears, what can interrupt it, what will be told of it."""
+
+    exchange: Exchange
+    lease: Lease
+    entry: Entry
+
+
 @dataclass(slots=True)
 class Pipeline:
     """The parts that one request passes, wired. `serve` brings the engine; until then nothing is asked of it."""
@@ -52,6 +60,7 @@ class Pipeline:
     authenticator: Authenticator
     life: Life
     budgets: Budgets
+    accounts: Accounts
     stream: StreamSettings
     _engine: Engine | None = None
     _admission: Admission | None = None
@@ -81,54 +90,65 @@ class Pipeline:
 
     async def __call__(self, exchange: Exchange) -> None:
         """Answer one exchange; never raises but when the process itself cancels the task."""
-        outcome, code, route = Outcome.COMPLETED, "", "unknown"
-        with self.life.lease(exchange.request_id) as lease:
+        with logs.request(exchange.request_id), self.life.lease(exchange.request_id) as lease:
+            entry = Entry(exchange.request_id, exchange.started_at, exchange.header("traceparent"))
+            passage = _Passage(exchange, lease, entry)
             try:
                 exchange.require_sound_headers()
                 match = routes.match(exchange.method, exchange.path)
-                route = match.route.value
+                entry.route = match.route.value
                 principal = await self.authenticator.authenticate(exchange.header("authorization"))
+                entry.principal = principal
                 require(principal, SCOPES[match.route])
                 self.life.require_ready()
-                await self._dispatch(exchange, lease, match, principal)
+                self.accounts.require_healthy()
+                await self._dispatch(passage, match, principal)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the last line of defence
-                outcome, code = await self._end(exchange, lease, error)
-        requests_log.info(
-            "request=%s route=%s status=%d outcome=%s code=%s seconds=%.3f",
-            exchange.request_id,
-            route,
-            exchange.status,
-            outcome.value,
-            code or "-",
-            time.monotonic() - exchange.started_at,
-        )
+                await self._end(passage, error)
 
-    async def _end(
-        self, exchange: Exchange, lease: Lease, error: Exception | asyncio.CancelledError
-    ) -> tuple[Outcome, str]:
-        """Tell the caller, if one is left, why there is no answer or no more of it; the outcome and its code."""
+    def _account(self, passage: _Passage, outcome: Outcome, code: str = "", *, status: int = 200) -> None:
+        """Put the end on record, unless one is; raises `Unavailable` if that cannot be done.
+
+        `status` is what is about to be sent if nothing was sent yet. The reply's last bytes follow at once; of what
+        could still interrupt them only a caller who is gone does.
+        """
+        passage.lease.conclude()
+        self.accounts.tell(passage.entry, outcome, code, passage.exchange.status or status)
+
+    def _completed(self, passage: _Passage) -> None:
+        self._account(passage, Outcome.LENGTH if passage.entry.usage.cut else Outcome.COMPLETED)
+
+    async def _end(self, passage: _Passage, error: Exception | asyncio.CancelledError) -> None:
+        """Account for a request without an answer, or without all of it, and tell the caller, if one is left, why."""
+        exchange, lease = passage.exchange, passage.lease
+        refusal: Refusal | ClientGone
         if lease.cause is not None:
             # It stands whatever became of the cancellation on its way: vLLM's serving objects make a refusal of it.
             _uncancel()
             refusal = lease.cause
-            outcome = Outcome.DEADLINE if isinstance(refusal, DeadlineExceeded) else Outcome.FAILED
         elif isinstance(error, asyncio.CancelledError):
+            with suppress(Refusal):
+                self._account(passage, Outcome.FAILED, InternalError.default_code, status=InternalError.status)
             raise error
         elif isinstance(error, Refusal):
             refusal = self.life.explain(error)
-            outcome = _outcome(exchange, refusal)
         elif isinstance(error, ClientGone):
-            refusal, outcome = error, Outcome.CANCELLED
+            refusal = error
         else:
-            refusal, outcome = InternalError("The server had an internal error."), Outcome.FAILED
+            refusal = InternalError("The server had an internal error.")
         if isinstance(refusal, ClientGone):
+            with suppress(Refusal):
+                self._account(passage, Outcome.CANCELLED, status=CLIENT_CLOSED)
             await self._without_waiting(exchange.abandon(), lease)
-            return Outcome.CANCELLED, ""
+            return
         if isinstance(refusal, InternalError):
             # Not with a traceback: it would quote the message, and with it perhaps a prompt.
             logger.error("request %s failed: %s", exchange.request_id, logs.place(error.__cause__ or error))
+        try:
+            self._account(passage, _outcome(passage, refusal), refusal.code, status=refusal.status)
+        except Refusal as unrecorded:
+            refusal = unrecorded
         await self._without_waiting(exchange.refuse(refusal), lease)
-        return outcome, refusal.code
 
     async def _without_waiting(self, sending: Coroutine[Any, Any, None], lease: Lease) -> None:
         """Send the last words; a caller who does not take them is not waited for longer than for any other bytes."""
@@ -142,13 +162,14 @@ class Pipeline:
             _uncancel()
 
     async def settled(self) -> None:
-        """Wait until every reservation that was ended is in the books."""
+        """Wait until every reservation that was ended is in the budgets' store."""
         while self._settling:
             await asyncio.wait(self._settling)
 
-    async def _dispatch(self, exchange: Exchange, lease: Lease, match: routes.Match, principal: Principal) -> None:
+    async def _dispatch(self, passage: _Passage, match: routes.Match, principal: Principal) -> None:
+        exchange = passage.exchange
         if match.route in {Route.MODELS, Route.MODEL}:
-            await self._send(exchange, _models(await self.engine.models(), match, principal))
+            await self._reply(passage, models.document(await self.engine.models(), match, principal))
             return
         policy = principal.policy
         deadline_seconds = deadlines.seconds(exchange.header(deadlines.HEADER), policy.deadline_seconds)
@@ -163,9 +184,11 @@ class Pipeline:
         fields, demand = limits.check(match.route, fields, policy.limits, media_salt=salt)
         demand = self._approved(demand, principal)
         call = Call(match.route, exchange.unique_id, fields, principal, demand, salt)
-        timer = asyncio.get_running_loop().call_later(deadline_at - time.monotonic(), lease.interrupt, late)
+        entry = passage.entry
+        entry.alias, entry.stream, entry.usage = demand.model, call.stream, call.usage
+        timer = asyncio.get_running_loop().call_later(deadline_at - time.monotonic(), passage.lease.interrupt, late)
         try:
-            await self._generate(exchange, lease, call, deadline_at)
+            await self._generate(passage, call, deadline_at)
         finally:
             timer.cancel()
 
@@ -173,14 +196,15 @@ class Pipeline:
         """`demand` with the name that will answer; raises `NotFound` for one that is not there or not approved."""
         name = demand.model or self.engine.names[0]
         if name not in self.engine.names or not principal.policy.approves(name):
-            raise _no_model()
+            raise models.unknown()
         return demand if demand.model else replace(demand, model=name)
 
     @asynccontextmanager
-    async def _granted(self, exchange: Exchange, call: Call, deadline_at: float) -> AsyncIterator[OnPrompt]:
+    async def _granted(self, passage: _Passage, call: Call, deadline_at: float) -> AsyncIterator[OnPrompt]:
         """Hold what the call may use and a place in the engine; what could stall the engine is refused in between.
 
-        At the end the place is left and what was used is booked; nothing is, if the engine never had the call.
+        At the end the engine has stopped, the place is left and what was used is settled; nothing is, if the engine
+        never had the call.
         """
         reservation = await self.budgets.reserve(call.principal, call.demand.tokens)
         outputs = call.demand.tokens - call.demand.prompt_tokens
@@ -190,12 +214,18 @@ class Pipeline:
                 await reservation.amend(prompt_tokens + outputs)
 
         try:
-            exchange.add_headers(problems.rate_headers(reservation.rates))
+            passage.exchange.add_headers(problems.rate_headers(reservation.rates))
             if call.demand.grammar:
                 await self.engine.vet(call)
+            passage.entry.queued_at = time.monotonic()
             ticket = await self.admission.admit(call.principal, call.demand, call.usage, deadline_at=deadline_at)
+            passage.entry.admitted_at = passage.entry.queued_at + ticket.queued_seconds
             try:
                 yield on_prompt
+            except BaseException:
+                # Whatever ended this early, the engine must not go on for nobody; what it did is counted then.
+                await self.engine.abort(call.request_id)
+                raise
             finally:
                 ticket.leave()
         finally:
@@ -206,39 +236,37 @@ class Pipeline:
             # A task that is being cancelled still ends its reservation.
             await asyncio.shield(ending)
 
-    async def _generate(self, exchange: Exchange, lease: Lease, call: Call, deadline_at: float) -> None:
+    async def _generate(self, passage: _Passage, call: Call, deadline_at: float) -> None:
+        exchange, lease = passage.exchange, passage.lease
         watch = asyncio.create_task(_interrupt_when_gone(exchange, lease), name="client-watch")
         try:
             if call.stream:
                 await sse.send(
                     exchange,
-                    self._events(exchange, call, deadline_at),
+                    self._events(passage, call, deadline_at),
                     keep_alive_seconds=self.stream.keep_alive_seconds,
                     stalled_reader_seconds=self.stream.stalled_reader_seconds,
                     on_stalled_reader=lambda: lease.interrupt(ClientGone()),
                 )
             else:
-                await self._send(exchange, await self._answer(exchange, call, deadline_at))
+                await self._reply(passage, await self._answer(passage, call, deadline_at))
         finally:
             watch.cancel()
-            if not exchange.reply_ended:
-                # Whatever ended this early, the engine must not go on for nobody.
-                await self.engine.abort(call.request_id)
 
-    async def _answer(self, exchange: Exchange, call: Call, deadline_at: float) -> Document:
+    async def _answer(self, passage: _Passage, call: Call, deadline_at: float) -> Document:
         """The whole reply, with everything it held given back: its caller may ask again at once."""
-        async with self._granted(exchange, call, deadline_at) as on_prompt:
+        async with self._granted(passage, call, deadline_at) as on_prompt:
             reply = await self.engine.answer(call, on_prompt)
-        if not isinstance(reply, Document):
-            raise InternalError("The engine gave a stream that was not asked for.")
-        return reply
+            if not isinstance(reply, Document):
+                raise InternalError("The engine gave a stream that was not asked for.")
+            return reply
 
-    async def _events(self, exchange: Exchange, call: Call, deadline_at: float) -> AsyncGenerator[bytes]:
+    async def _events(self, passage: _Passage, call: Call, deadline_at: float) -> AsyncGenerator[bytes]:
         """The reply's events. All waiting is done inside, so that keep-alive covers the queue and rendering too.
 
-        The last event is held back until everything is given back, as for a whole reply.
+        The last event is held back until everything is given back and on record, as for a whole reply.
         """
-        async with self._granted(exchange, call, deadline_at) as on_prompt:
+        async with self._granted(passage, call, deadline_at) as on_prompt:
             reply = await self.engine.answer(call, on_prompt)
             if isinstance(reply, Document):
                 raise InternalError("The engine gave no stream.")
@@ -246,34 +274,17 @@ class Pipeline:
                 async for event in events:
                     if event != sse.DONE:
                         yield event
+        self._completed(passage)
         yield sse.DONE
 
-    async def _send(self, exchange: Exchange, document: Document) -> None:
-        """Send a whole reply; a reader who does not take it in time is gone."""
+    async def _reply(self, passage: _Passage, document: Document) -> None:
+        """Account for a whole reply and send it; a reader who does not take it in time is gone."""
+        self._completed(passage)
         try:
             async with asyncio.timeout(self.stream.stalled_reader_seconds):
-                await exchange.document(document)
+                await passage.exchange.document(document)
         except TimeoutError:
             raise ClientGone from None
-
-
-def _models(cards: list[dict[str, Any]], match: routes.Match, principal: Principal) -> Document:
-    """Every name that the principal may use, or the one of the path."""
-    approved = [card for card in cards if principal.policy.approves(card["id"])]
-    if match.route is Route.MODELS:
-        return _json({"object": "list", "data": approved})
-    for card in approved:
-        if card["id"] == match.model:
-            return _json(card)
-    raise _no_model()
-
-
-def _json(value: Any) -> Document:
-    return Document(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
-
-
-def _no_model() -> NotFound:
-    return NotFound("The model does not exist. GET /v1/models lists the names.", code="model_not_found", param="model")
 
 
 async def _interrupt_when_gone(exchange: Exchange, lease: Lease) -> None:
@@ -289,9 +300,10 @@ def _uncancel() -> None:
         task.uncancel()
 
 
-def _outcome(exchange: Exchange, refusal: Refusal) -> Outcome:
-    if refusal.status == 504:  # noqa: PLR2004 - the status is the definition
+def _outcome(passage: _Passage, refusal: Refusal) -> Outcome:
+    if isinstance(refusal, DeadlineExceeded):
         return Outcome.DEADLINE
-    if isinstance(refusal, InternalError):
+    owed = passage.lease.cause is not None or passage.entry.admitted_at > 0
+    if isinstance(refusal, InternalError) or (owed and refusal.status >= InternalError.status):
         return Outcome.FAILED
-    return Outcome.REFUSED if refusal.status < 500 or not exchange.reply_started else Outcome.FAILED  # noqa: PLR2004
+    return Outcome.REFUSED

@@ -19,33 +19,31 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, NoReturn
+from types import FrameType
+from typing import Any
 
-from jubako import processes, settings, smoke
+from jubako import processes, settings, smoke, terminal
+from jubako.assembly import Assembly, load_authenticator
 from jubako.boundary.application import Application
 from jubako.boundary.exchange import Exchange
 from jubako.engine import options as engine_options
 from jubako.engine.port import Engine
 from jubako.errors import StartupFault, Unavailable
 from jubako.gate import demo
-from jubako.gate.admission.admission import Admission
-from jubako.gate.authentication import Authenticator
-from jubako.gate.budgets.opening import budgets
-from jubako.gate.budgets.port import Budgets
 from jubako.life import Life, engine_lost, shutting_down
-from jubako.pipeline import Pipeline
 from jubako.release import catalogue
 from jubako.settings import ADDRESS_VARIABLE
 from jubako.telemetry import logs
+from jubako.telemetry.metrics import REGISTRY, exposition
 from jubako.vocabulary import Phase, Principal, Readiness
 
 logger = logging.getLogger(__name__)
 
 TELL_SECONDS = 5.0
 """For callers in flight to take the error that ends their request."""
+BOOKS_SECONDS = 20.0
+"""More than budgets, books and spans take to be closed."""
 WATCH_EVERY_SECONDS = 0.5
 VERIFIED_VARIABLE = "JUBAKO_VERIFIED"
 """Set by the arbiter for the worker: the digest of the release whose files it verified."""
@@ -61,11 +59,9 @@ class Server:
         release = self.settings.server.release
         self.manifest = catalogue.load(self.settings.configuration, f"{release.name}/{release.version}")
         self.application = Application(self._handle)
-        self._pipeline: Pipeline | None = None
+        self._assembly: Assembly | None = None
         self._life: Life | None = None
         self._engine: Engine | None = None
-        self._budgets: Budgets | None = None
-        self._watching: asyncio.Task[None] | None = None
         self._running: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._ending_since = 0.0
@@ -77,7 +73,7 @@ class Server:
         try:
             return cls(root)
         except StartupFault as fault:
-            exit_with(fault)
+            terminal.exit_with(fault)
 
     # -- in the arbiter, before the socket opens
 
@@ -90,7 +86,7 @@ class Server:
         os.environ.setdefault("BENTOML_CONTAINERIZED", "1")
         engine_options.check(self.settings.engine_options, self.settings.profile.environment)
         self._check_release()
-        self._load_authenticator()
+        load_authenticator(self.settings, self.manifest)
         verify.verify(self.manifest, bundle.model_root(self.manifest))
         os.environ[VERIFIED_VARIABLE] = self.manifest.digest
 
@@ -113,17 +109,18 @@ class Server:
 
     def check_or_exit(self) -> None:
         """`check`, ending the process with its message and exit status 1 on a fault."""
-        sys.excepthook = _tell_the_worker_ended
+        sys.excepthook = terminal.tell_the_worker_ended
+        logs.configure(self.settings.server.telemetry.logs)
         try:
             self.check()
         except StartupFault as fault:
-            exit_with(fault)
+            terminal.exit_with(fault)
 
     # -- in the worker
 
     async def start(self) -> None:
         """Begin the start and return, so that probes are answered meanwhile."""
-        logs.configure()
+        logs.configure(self.settings.server.telemetry.logs)
         processes.die_with_parent()
         processes.leave_a_warden()
         self._life = Life()
@@ -134,7 +131,7 @@ class Server:
         limit: asyncio.Timeout | None = None
         try:
             self._require_what_was_verified()
-            pipeline = self._pipeline = await self._open_gate(life)
+            assembly = self._assembly = await Assembly.open(self.settings, self.manifest, life)
             async with asyncio.timeout(self.settings.server.life.start_seconds) as limit:
                 life.doing("the engine is loading the model")
                 engine = await self._start_engine()
@@ -150,7 +147,7 @@ class Server:
                 reason = f"not ready within life.start_seconds ({self.settings.server.life.start_seconds:g})"
             await self._fail(life, reason)
             return
-        pipeline.serve(engine, Admission(self.settings.server.admission, ceiling=engine.ceiling))
+        assembly.serve(engine)
         if life.become_ready():
             self._announce()
         reason = await life.watch(
@@ -169,21 +166,6 @@ class Server:
                 f"the manifest changed during the start: verified {verified}, found {self.manifest.digest}"
             )
 
-    def _load_authenticator(self) -> Authenticator:
-        server = self.settings.server
-        served = frozenset({*self.manifest.aliases, *(adapter.alias for adapter in self.manifest.adapters)})
-        return Authenticator.load(
-            server.authentication, self.settings.root, server.limits.limits, server.deadline.seconds, served
-        )
-
-    async def _open_gate(self, life: Life) -> Pipeline:
-        """Everything that a request passes before the engine; it refuses requests with a reason while there is none."""
-        authenticator = await asyncio.to_thread(self._load_authenticator)
-        self._budgets = budgets(self.settings.server.budgets, self.settings.root)
-        await self._budgets.open()
-        self._watching = asyncio.create_task(authenticator.watch(), name="authentication-watch")
-        return Pipeline(authenticator, life, self._budgets, self.settings.server.stream)
-
     async def _start_engine(self) -> Engine:
         engine = await asyncio.to_thread(self._make_engine)
         self._engine = engine
@@ -195,6 +177,7 @@ class Server:
         variables = {k: engine_options.environment_text(v) for k, v in self.settings.profile.environment.items()}
         # Ours is the limit of a start, with our words; vLLM's own would come first at ten minutes.
         variables["VLLM_ENGINE_READY_TIMEOUT_S"] = str(math.ceil(self.settings.server.life.start_seconds))
+        variables |= logs.engine_environment(self.settings.server.telemetry.logs)
         os.environ.update(variables | engine_options.FIXED_ENVIRONMENT)
         from jubako.engine.vllm.adapter import VllmEngine
         from jubako.release import bundle
@@ -211,7 +194,7 @@ class Server:
         address = os.environ.get(ADDRESS_VARIABLE)
         if address:
             key_file = demo.demo_key_file(self.settings.root)
-            sys.stdout.write(ready_message(address, key_file, self.manifest.aliases[0]))
+            sys.stdout.write(terminal.ready_message(address, key_file, self.manifest.aliases[0]))
             sys.stdout.flush()
 
     # -- probes and requests
@@ -223,15 +206,20 @@ class Server:
 
     async def authenticate(self, authorization: str | None) -> Principal:
         """Who asks for a surface that is not the API; raises a `Refusal`."""
-        if self._pipeline is None:
+        if self._assembly is None:
             raise Unavailable("The server is starting.", code="not_ready")
-        return await self._pipeline.authenticator.authenticate(authorization)
+        return await self._assembly.pipeline.authenticator.authenticate(authorization)
+
+    async def scrape(self, accept: str) -> tuple[bytes, str]:
+        """All metrics as a scraper that sends `accept` wants them, and their content type."""
+        return await asyncio.to_thread(exposition, REGISTRY, accept)
 
     async def _handle(self, exchange: Exchange) -> None:
-        if self._pipeline is None:
+        if self._assembly is None:
+            # Nothing is open that could put it on record: seconds, in which an orchestrator sends no traffic.
             await exchange.refuse(Unavailable("The model is not ready yet.", code="not_ready"))
         else:
-            await self._pipeline(exchange)
+            await self._assembly.pipeline(exchange)
 
     # -- the end
 
@@ -267,7 +255,8 @@ class Server:
 
     async def _end(self, life: Life, signum: int) -> None:
         limits = self.settings.server.life
-        processes.exit_at_latest(limits.drain_seconds + 2 * TELL_SECONDS + 2 * limits.close_seconds, 1)
+        latest_seconds = limits.drain_seconds + 2 * TELL_SECONDS + BOOKS_SECONDS + 2 * limits.close_seconds
+        processes.exit_at_latest(latest_seconds, 1)
         if self._engine is not None:
             self._engine.end_expected()
         await life.drain(limits.drain_seconds, TELL_SECONDS)
@@ -277,33 +266,26 @@ class Server:
     async def _fail(self, life: Life, reason: str) -> None:
         """The one way out for every fault of a running worker."""
         life.fail(reason)
-        processes.exit_at_latest(TELL_SECONDS + 2 * self.settings.server.life.close_seconds, 1)
+        processes.exit_at_latest(TELL_SECONDS + BOOKS_SECONDS + 2 * self.settings.server.life.close_seconds, 1)
         logger.critical("%s", reason)
         life.interrupt_all(engine_lost)
         await life.settled(TELL_SECONDS)
-        await self._close_gate()
+        await self._close_assembly()
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.close(0)
         processes.exit_now(1)
 
     async def stop(self) -> None:
-        """Close the books of the gate, then the engine; nothing happens if they are closed."""
-        await self._close_gate()
+        """Close the books, then the engine; nothing happens if they are closed."""
+        await self._close_assembly()
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.close(self.settings.server.life.close_seconds)
 
-    async def _close_gate(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
-        held, self._budgets = self._budgets, None
-        if held is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(TELL_SECONDS):
-                    if self._pipeline is not None:
-                        await self._pipeline.settled()
-                    await held.close()
+    async def _close_assembly(self) -> None:
+        if self._assembly is not None:
+            await self._assembly.close()
 
     def _leave(self, signum: int) -> None:
         """Let the HTTP server do its own shutdown."""
@@ -317,33 +299,3 @@ class Server:
         if self._life is None:
             raise RuntimeError("the server has not been started")
         return self._life
-
-
-def _tell_the_worker_ended(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """In the arbiter: one line where BentoML's supervisor would print a traceback of its own frames."""
-    if isinstance(error, RuntimeError) and "No active process" in str(error):
-        sys.stderr.write("jubako: the worker has ended, and the server with it. The reason is above.\n")
-    else:
-        sys.__excepthook__(kind, error, trace)
-
-
-def ready_message(address: str, key_file: Path, alias: str) -> str:
-    """What to try first."""
-    demo_key = key_file.is_file()
-    key = f"An API key is in {key_file}" if demo_key else "Make an API key with: jubako keys create TENANT"
-    bearer = f"$(cat {key_file})" if demo_key else "YOUR_KEY"
-    return f"""
-Jubako is ready on {address}
-{key}. Try:
-
-  curl {address}/v1/chat/completions \\
-    -H "Authorization: Bearer {bearer}" -H "Content-Type: application/json" \\
-    -d '{{"model": "{alias}", "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'
-"""
-
-
-def exit_with(fault: StartupFault) -> NoReturn:
-    """End the process with the fault's message and exit status 1."""
-    sys.stderr.write(f"jubako: cannot start:\n{fault}\n")
-    sys.stderr.flush()
-    raise SystemExit(1)

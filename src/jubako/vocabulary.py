@@ -186,6 +186,8 @@ class Usage:
     generated_tokens: int = 0
     first_token_at: float = 0.0
     """Monotonic seconds; zero until there is one."""
+    cut: bool = False
+    """Whether a choice ended because it had as many tokens as it may have."""
 
     @property
     def tokens(self) -> int:

@@ -26,6 +26,7 @@ OPERATOR, TENANT, BROKEN = "Bearer operator", "Bearer tenant", "Bearer broken"
 ORIGIN = "https://app.example"
 OURS = "the application"
 SURFACES = ("/metrics", "/schema.json", "/docs.json", "/")
+PROBES = {"livez": "/livez", "readyz": "/readyz"}
 SECONDS = 10.0
 
 
@@ -45,6 +46,11 @@ async def authenticate(authorization: str | None) -> Principal:
     if authorization == BROKEN:
         raise RuntimeError("secret")
     raise Unauthenticated("No.")
+
+
+async def scrape(accept: str) -> tuple[bytes, str]:
+    """The metrics, in the one format that there is."""
+    return f"# metrics, asked for as {accept}".encode(), "text/plain; version=0.0.4"
 
 
 async def ours(exchange: Exchange) -> None:
@@ -73,11 +79,11 @@ def guarded_service(**settings: Any) -> Any:
     class Surfaces:
         """Nothing of its own."""
 
-    service = bentoml.service(name="surfaces", endpoints={"livez": "/livez", "readyz": "/readyz"})(
+    service = bentoml.service(name="surfaces", endpoints=PROBES, metrics={"enabled": False})(
         bentoml.asgi_app(Application(ours))(Surfaces)
     )
     chosen = SurfaceSettings(**({"metrics": "operator", "documentation": "closed", "cors_origins": []} | settings))
-    service.add_asgi_middleware(SurfaceGuard, settings=chosen, authenticate=authenticate)
+    service.add_asgi_middleware(SurfaceGuard, settings=chosen, authenticate=authenticate, scrape=scrape)
     return service.to_asgi()
 
 
@@ -310,7 +316,7 @@ def test_a_guarded_page_is_no_browsers(port: int) -> None:
 async def test_without_origins_nothing_is_said_of_them() -> None:
     """Off unless configured; and an operator may open what is guarded."""
     settings = SurfaceSettings(metrics="open", documentation="open", cors_origins=[])
-    guard = SurfaceGuard(Application(ours), settings=settings, authenticate=authenticate)
+    guard = SurfaceGuard(Application(ours), settings=settings, authenticate=authenticate, scrape=scrape)
     for path in ("/metrics", "/schema.json", "/v1/models"):
         sent: list[Any] = []
 

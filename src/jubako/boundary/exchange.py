@@ -128,6 +128,10 @@ class Exchange:
         """Send a whole JSON reply."""
         await self._whole(document.status, document.body, [])
 
+    async def page(self, body: bytes, content_type: str) -> None:
+        """Send a whole reply that is no JSON."""
+        await self._whole(200, body, [(b"content-type", content_type.encode())])
+
     async def refuse(self, refusal: Refusal) -> None:
         """Tell the caller no: with its status if none was sent yet, else as the last event of the stream."""
         if self.reply_ended:

@@ -1,7 +1,8 @@
 """What is reachable beside the API: a guard around BentoML's own pages, and the answers to browsers of other origins.
 
 An ASGI middleware, because BentoML's routes match before the application that we mount. It knows which paths are
-BentoML's and who may see them; it knows nothing of the API's routes but their names, and passes them on untouched.
+BentoML's and who may see them, and answers `/metrics` itself; it knows nothing of the API's routes but their names, and
+passes them on untouched.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from jubako.vocabulary import Principal, Scope
 
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
 Authenticate = Callable[[str | None], Awaitable[Principal]]
+Scrape = Callable[[str], Awaitable[tuple[bytes, str]]]
+"""All metrics and their content type, for a scraper's Accept header."""
 
 _SLASHES = re.compile(r"/+")
 _SPACE = "".join(map(chr, range(33)))
@@ -42,11 +45,14 @@ _PREFLIGHT_SECONDS = b"600"
 
 
 class SurfaceGuard:
-    """ASGI around the whole service; for `Service.add_asgi_middleware(SurfaceGuard, settings=…, authenticate=…)`."""
+    """ASGI around the whole service; for `Service.add_asgi_middleware(SurfaceGuard, settings=…, …)`."""
 
-    def __init__(self, app: Application, *, settings: SurfaceSettings, authenticate: Authenticate) -> None:
+    def __init__(
+        self, app: Application, *, settings: SurfaceSettings, authenticate: Authenticate, scrape: Scrape
+    ) -> None:
         self._app = app
         self._authenticate = authenticate
+        self._scrape = scrape
         self._rules: Mapping[str, str] = {
             _METRICS: settings.metrics,
             **dict.fromkeys(_DOCUMENTATION, settings.documentation),
@@ -93,7 +99,10 @@ class SurfaceGuard:
         except Exception:  # noqa: BLE001 - whatever the authentication stumbles over, nobody gets in
             await exchange.refuse(InternalError("The server had an internal error."))
         else:
-            await self._app(scope, receive, send)
+            if exchange.path.removeprefix(scope.get("root_path", "")) == _METRICS:
+                await exchange.page(*await self._scrape(exchange.header("accept") or ""))
+            else:
+                await self._app(scope, receive, send)
 
     async def _api(self, scope: Message, receive: Receive, send: Send) -> None:
         """A route of the API, with what a browser of a configured origin needs to read the reply."""

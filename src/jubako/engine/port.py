@@ -61,7 +61,10 @@ class Engine(Protocol):
         """
 
     async def abort(self, request_id: str) -> None:
-        """Stop everything that runs for `request_id`; nothing happens if nothing does."""
+        """Stop everything that runs for `request_id`; nothing happens if nothing does.
+
+        When it returns, the call's usage is exact and final, and so it is once `answer` or its events have ended.
+        """
 
     def vital_signs(self) -> VitalSigns:
         """The pulse, without waiting for anything."""

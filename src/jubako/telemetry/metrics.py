@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Info
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
@@ -26,6 +26,9 @@ from jubako.vocabulary import Account, Outcome, Route
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
+
+__all__ = ["CODES", "FAMILIES", "REGISTRY", "Family", "Metrics", "exposition"]
+"""REGISTRY is the client library's default one: vLLM's metrics and the process' own are in it."""
 
 logger = logging.getLogger(__name__)
 

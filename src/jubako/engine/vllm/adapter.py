@@ -92,13 +92,13 @@ class VllmEngine:
             if isinstance(result, ErrorResponse):
                 raise generation.failure or faults.from_body(result.model_dump()["error"])
         except (Refusal, asyncio.CancelledError):
-            self._forget(generation)
+            await self._stop(generation)
             raise
         except Exception as error:
-            self._forget(generation)
+            await self._stop(generation)
             raise self._refusal(error) from error
         if isinstance(result, BaseModel):
-            self._forget(generation)
+            await self._stop(generation)
             return Document(result.model_dump_json().encode())
         return Stream(self._events(result, generation))
 
@@ -122,7 +122,7 @@ class VllmEngine:
             raise InternalError("The stream ended early.")
         finally:
             await source.aclose()
-            self._forget(generation)
+            await self._stop(generation)
 
     def _streamed_refusal(self, event: str, generation: Generation) -> Refusal:
         if generation.failure is not None:
@@ -134,15 +134,21 @@ class VllmEngine:
     def _refusal(self, error: Exception) -> Refusal:
         return faults.from_exception(error)
 
-    def _forget(self, generation: Generation) -> None:
-        if self._generations.get(generation.request_id) is generation:
-            del self._generations[generation.request_id]
+    async def _stop(self, generation: Generation) -> None:
+        """End what still runs of it, then count: serving objects leave their generators to be closed at some time."""
+        self._generations.pop(generation.request_id, None)
+        generation.over = True
+        try:
+            if generation.engine_ids and self._launched is not None and not self._launched.llm.errored:
+                await self._launched.llm.abort(list(generation.engine_ids))
+        finally:
+            generation.settle()
 
     async def abort(self, request_id: str) -> None:
         """Stop everything that runs for `request_id`; see the port."""
-        generation = self._generations.pop(request_id, None)
-        if generation is not None and generation.engine_ids and not self._running.llm.errored:
-            await self._running.llm.abort(list(generation.engine_ids))
+        generation = self._generations.get(request_id)
+        if generation is not None:
+            await self._stop(generation)
 
     def vital_signs(self) -> VitalSigns:
         """The pulse; see the port."""

@@ -37,6 +37,8 @@ class Generation:
     failure: Exception | None = None
     states: list[RequestState] = field(default_factory=list)
     """vLLM's record of each sequence; it stands after the engine has forgotten it."""
+    over: bool = False
+    """Nothing more may be generated for the call: it was stopped, or its reply is whole."""
 
     @property
     def request_id(self) -> str:
@@ -51,6 +53,10 @@ class Generation:
         # The choices of one prompt share it: it is counted once, with what the first of them found cached.
         cached = sum(one.num_cached_tokens for one in self.states if one.request_index == 0)
         usage.cached_tokens = min(max(usage.cached_tokens, cached), usage.prompt_tokens)
+        # The engine's own time of it: a whole reply's consumer sees nothing before the last token.
+        first = [one.stats.first_token_ts for one in self.states if one.stats is not None and one.stats.first_token_ts]
+        if first:
+            usage.first_token_at = min(first)
 
 
 # A context variable, because serving objects iterate the engine's generators in tasks of their own making.
@@ -98,24 +104,23 @@ class StepWatch(StatLoggerBase):
 class OwnedLLM(AsyncLLM):
     """`AsyncLLM` that knows which of our requests each generation belongs to, and holds it to what was granted."""
 
-    async def add_request(self, request_id: str, *arguments: Any, **options: Any) -> Any:
-        """Register with the engine, and keep vLLM's record of each sequence: it counts the tokens."""
-        queue = await super().add_request(request_id, *arguments, **options)
-        generation = current_generation.get()
-        if generation is not None:
-            processor = self.output_processor
-            internal_ids = processor.external_req_ids.get(request_id, ())
-            generation.states += [
-                processor.request_states[one] for one in internal_ids if one in processor.request_states
-            ]
-        return queue
+    async def _add_request(self, request: Any, *arguments: Any) -> None:
+        """Register one sequence with the engine, and keep vLLM's record of it: it counts the tokens."""
+        try:
+            await super()._add_request(request, *arguments)
+        finally:
+            # Whatever came of it: a caller who leaves in this moment may leave a sequence that already runs.
+            generation = current_generation.get()
+            state = self.output_processor.request_states.get(request.request_id)
+            if generation is not None and state is not None:
+                generation.states.append(state)
 
     async def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
         """Generate as `AsyncLLM` does, on record."""
         generation = current_generation.get()
-        if generation is None:
+        if generation is None or generation.over:
             raise InternalError("A generation that belongs to no request was refused.")
         try:
             await _hold_to_grant(generation, prompt, sampling_params)
@@ -132,9 +137,11 @@ class OwnedLLM(AsyncLLM):
                 if not begun:
                     begun = True
                     usage.first_token_at = usage.first_token_at or time.monotonic()
-                if delta:
-                    for choice in output.outputs:
+                for choice in output.outputs:
+                    if delta:
                         usage.generated_tokens += len(choice.token_ids)
+                    if choice.finish_reason == "length":
+                        usage.cut = True
                 yield output
         except Exception as error:
             generation.failure = error
