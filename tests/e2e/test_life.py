@@ -46,7 +46,7 @@ def test_sigterm_drains_and_leaves_nothing(server: Served) -> None:
         server.engine_core().send_signal(signal.SIGCONT)
     assert [(caller.status, caller.completed) for caller in callers] == [(200, True)] * len(callers)
     assert server.wait_end() == 0
-    assert "ERROR" not in server.log.partition("draining:")[2]
+    assert '"level":"error"' not in server.log.partition("draining:")[2]
     server.assert_nothing_left()
 
 
