@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from jubako.engine.vllm import constraints
+from jubako.engine.vllm.vetting import Vetting
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.outputs import RequestOutput
@@ -25,6 +28,7 @@ class Generation:
     """What one call of ours runs in the engine. `failure` is the error that ended any of it."""
 
     request_id: str
+    tenant: str = ""
     engine_ids: set[str] = field(default_factory=set)
     failure: Exception | None = None
 
@@ -54,6 +58,19 @@ class StepWatch(StatLoggerBase):
 class OwnedLLM(AsyncLLM):
     """`AsyncLLM` that knows which of our requests each generation belongs to."""
 
+    vetting: Vetting
+
+    def take_over_validation(self, vetting: Vetting) -> None:
+        """Have every grammar vetted, and vLLM not read it again on the event loop."""
+        self.vetting = vetting
+        self.input_processor.structured_outputs_config = None
+
+    async def _vet(self, params: Any, tenant: str) -> None:
+        constraint = constraints.of_outputs(getattr(params, "structured_outputs", None), None)
+        if constraint is not None:
+            await self.vetting.vet(constraint, tenant)
+            constraints.settle(params, self.vetting.backend)
+
     async def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -64,6 +81,7 @@ class OwnedLLM(AsyncLLM):
         inner = super().generate(prompt, sampling_params, request_id, **options)
         begun = False
         try:
+            await self._vet(sampling_params, "" if generation is None else generation.tenant)
             async for output in inner:
                 begun = True
                 yield output

@@ -1,0 +1,357 @@
+"""Refuses schemas, regular expressions and grammars that are wrong or too costly, before vLLM sees them.
+
+The work is done by a process of its own (`vetting_child`), one check at a time, tenants in turn; this side owns the
+queue, the verdicts that are remembered, and that process. It knows nothing of requests: `constraints` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import sys
+import time
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jubako.engine.vllm import vetting_child
+from jubako.engine.vllm.vetting_child import HEADER, Setting
+from jubako.errors import Busy, InternalError, InvalidRequest, Refusal, Unavailable
+from jubako.sections import GrammarSettings
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 5.0
+"""A check may take this many times its processor time by the clock: it runs at low priority beside the engine."""
+GRACE_SECONDS = 5.0
+START_SECONDS = 300.0
+RETRY_START_SECONDS = 5.0
+VERDICTS = 4096
+WAITING = 64
+WAITING_OF_ONE_TENANT = 16
+KINDS = {
+    "json": "JSON schema",
+    "json_object": "JSON schema",
+    "regex": "regular expression",
+    "choice": "list of choices",
+    "grammar": "grammar",
+    "structural_tag": "structural tag",
+}
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "CUDA_VISIBLE_DEVICES": "",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    # Ours are the limits; vLLM's would leave a thread behind.
+    "VLLM_REGEX_COMPILATION_TIMEOUT_S": "0",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """One grammar as vLLM has it: the fields of its `StructuredOutputsParams` that are set."""
+
+    fields: Mapping[str, Any]
+    param: str | None
+    """The request field that it came from."""
+
+    @property
+    def kind(self) -> str:
+        """What it is, in words."""
+        return next((KINDS[name] for name in KINDS if self.fields.get(name) is not None), "grammar")
+
+    def encoded(self) -> bytes:
+        """Its canonical form: keys in the caller's order, because the order of properties is part of a grammar."""
+        try:
+            return json.dumps(dict(self.fields), separators=(",", ":"), allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError):
+            raise InvalidRequest(f"The {self.kind} is not valid JSON.", param=self.param) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the child said of one grammar."""
+
+    ok: bool
+    costly: bool = False
+    reason: str = ""
+
+    def refusal(self, constraint: Constraint) -> InvalidRequest:
+        """What the caller is told."""
+        if self.costly:
+            return InvalidRequest(
+                f"The {constraint.kind} is too costly {self.reason}. Make it smaller: fewer or lower bounds of "
+                "repetition, shorter lists, less nesting.",
+                param=constraint.param,
+            )
+        return InvalidRequest(f"The {constraint.kind} is not supported: {self.reason}", param=constraint.param)
+
+
+@dataclass(slots=True)
+class _Check:
+    """One grammar that waits for its verdict, and how many callers wait for it."""
+
+    key: bytes
+    message: bytes
+    result: asyncio.Future[Verdict]
+    waiters: int = 0
+
+
+class _ChildEnded(Exception):
+    """The child went away during a check, or did not answer."""
+
+
+@dataclass(slots=True)
+class _Queue:
+    """Checks by tenant; one of each in turn."""
+
+    by_tenant: OrderedDict[str, deque[_Check]] = field(default_factory=OrderedDict)
+    waiting: dict[bytes, _Check] = field(default_factory=dict)
+    """Those that wait and the one under way."""
+
+    def put(self, tenant: str, check: _Check) -> None:
+        self.by_tenant.setdefault(tenant, deque()).append(check)
+        self.waiting[check.key] = check
+
+    def take(self) -> _Check | None:
+        """The next one that somebody still waits for."""
+        while self.by_tenant:
+            tenant, checks = self.by_tenant.popitem(last=False)
+            check = checks.popleft()
+            if checks:
+                self.by_tenant[tenant] = checks
+            if check.waiters:
+                return check
+            del self.waiting[check.key]
+        return None
+
+    def full(self, tenant: str) -> bool:
+        return len(self.waiting) >= WAITING or len(self.by_tenant.get(tenant, ())) >= WAITING_OF_ONE_TENANT
+
+
+class Vetting:
+    """The queue in front of the child, and what it said so far."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._queue = _Queue()
+        self._child: asyncio.subprocess.Process | None = None
+        self._starting = asyncio.Lock()
+        self._start_failed_at: float | None = None
+        self._pump: asyncio.Task[None] | None = None
+        self._warming: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @classmethod
+    def of_engine(cls, config: VllmConfig, grammar: GrammarSettings) -> Vetting:
+        """For the engine that has `config`."""
+        model, outputs = config.model_config, config.structured_outputs_config
+        return cls(
+            Setting(
+                tokenizer=model.tokenizer,
+                tokenizer_mode=model.tokenizer_mode,
+                tokenizer_revision=model.tokenizer_revision,
+                trust_remote_code=model.trust_remote_code,
+                vocabulary_size=model.get_vocab_size(),
+                model_type=model.hf_config.model_type,
+                backend=outputs.backend,
+                disable_any_whitespace=outputs.disable_any_whitespace,
+                disable_additional_properties=outputs.disable_additional_properties,
+                processor_seconds=grammar.check_seconds,
+                wall_seconds=grammar.check_seconds * PATIENCE,
+                memory_bytes=grammar.memory_bytes,
+            )
+        )
+
+    @property
+    def backend(self) -> str:
+        """The backend that the engine is configured for."""
+        return self._setting.backend
+
+    @property
+    def process_id(self) -> int | None:
+        """The child's, if it runs."""
+        return self._child.pid if self._child is not None and self._child.returncode is None else None
+
+    def warm(self) -> None:
+        """Start the child now, in the background, so that the first grammar need not wait for it."""
+        if self._warming is None and not self._closed:
+            self._warming = asyncio.create_task(self._warm(), name="vetting-warm")
+
+    async def _warm(self) -> None:
+        with contextlib.suppress(Refusal, _ChildEnded):
+            await self._running_child()
+
+    async def vet(self, constraint: Constraint, tenant: str = "") -> None:
+        """Return if the engine may have the grammar; raises `InvalidRequest`, `Busy` or `Unavailable`.
+
+        Cancelling it gives up the place in the queue; a check under way ends by itself and is remembered.
+        """
+        message = constraint.encoded()
+        key = hashlib.sha256(message).digest()
+        verdict = self._verdicts.get(key)
+        if verdict is None:
+            verdict = await self._queued(key, message, tenant)
+        else:
+            self._verdicts.move_to_end(key)
+        if not verdict.ok:
+            raise verdict.refusal(constraint)
+
+    async def _queued(self, key: bytes, message: bytes, tenant: str) -> Verdict:
+        if self._closed:
+            raise _closing()
+        check = self._queue.waiting.get(key)
+        if check is None:
+            if self._queue.full(tenant):
+                raise Busy(
+                    "Too many schemas and grammars wait to be checked.",
+                    code="queue_full",
+                    retry_after_seconds=self._setting.processor_seconds,
+                )
+            check = _Check(key, message, asyncio.get_running_loop().create_future())
+            # Whoever waits takes the exception; nobody may be left to.
+            check.result.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._queue.put(tenant, check)
+            if self._pump is None or self._pump.done():
+                self._pump = asyncio.create_task(self._work(), name="vetting")
+        check.waiters += 1
+        try:
+            return await asyncio.shield(check.result)
+        finally:
+            check.waiters -= 1
+
+    async def _work(self) -> None:
+        """One check after the other until none waits."""
+        while (check := self._queue.take()) is not None:
+            try:
+                verdict = await self._verdict(check.message)
+            except Refusal as refusal:
+                check.result.set_exception(refusal)
+            except asyncio.CancelledError:
+                check.result.set_exception(_closing())
+                raise
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not leave callers waiting
+                await self._end_child()
+                failure = InternalError("The server had an internal error.")
+                failure.__cause__ = error
+                check.result.set_exception(failure)
+            else:
+                self._remember(check.key, verdict)
+                check.result.set_result(verdict)
+            finally:
+                self._queue.waiting.pop(check.key, None)
+
+    def _remember(self, key: bytes, verdict: Verdict) -> None:
+        self._verdicts[key] = verdict
+        while len(self._verdicts) > VERDICTS:
+            self._verdicts.popitem(last=False)
+
+    async def _verdict(self, message: bytes) -> Verdict:
+        """The child's word; a child that ended meanwhile is replaced once."""
+        for _ in range(2):
+            child = await self._running_child()
+            try:
+                answer = await asyncio.wait_for(
+                    _exchange(child, message), self._setting.wall_seconds + GRACE_SECONDS
+                )
+            except (TimeoutError, _ChildEnded):
+                await self._end_child()
+                continue
+            except asyncio.CancelledError:
+                await self._end_child()
+                raise
+            if answer.get("late"):
+                raise Busy(
+                    "The schema or grammar could not be checked in time.",
+                    code="queue_full",
+                    retry_after_seconds=self._setting.wall_seconds,
+                )
+            return Verdict(answer["ok"], answer.get("costly", False), answer.get("reason", ""))
+        raise Unavailable("Schemas and grammars cannot be checked now.", code="engine_unavailable")
+
+    async def _running_child(self) -> asyncio.subprocess.Process:
+        async with self._starting:
+            if self._child is not None and self._child.returncode is None:
+                return self._child
+            if self._closed:
+                raise _closing()
+            if self._start_failed_at is not None and time.monotonic() - self._start_failed_at < RETRY_START_SECONDS:
+                raise Unavailable("Schemas and grammars cannot be checked now.", code="engine_unavailable")
+            await self._start_child()
+            return self._child
+
+    async def _start_child(self) -> None:
+        started = time.monotonic()
+        self._child = child = await asyncio.create_subprocess_exec(
+            # -P: the folder of the script is not a place to import from.
+            *(sys.executable, "-P", str(Path(vetting_child.__file__)), str(os.getpid())),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=os.environ | _ENVIRONMENT,
+        )
+        try:
+            answer = await asyncio.wait_for(
+                _exchange(child, json.dumps(asdict(self._setting)).encode()), START_SECONDS
+            )
+        except (TimeoutError, _ChildEnded):
+            answer = {"ready": False, "reason": "it ended or did not answer"}
+        except BaseException:
+            await self._end_child()
+            raise
+        if not answer["ready"]:
+            await self._end_child()
+            self._start_failed_at = time.monotonic()
+            logger.error("the process that checks grammars did not start: %s", answer["reason"])
+            raise Unavailable("Schemas and grammars cannot be checked now.", code="engine_unavailable")
+        self._start_failed_at = None
+        logger.info("grammars are checked by process %d, ready after %.1f s", child.pid, time.monotonic() - started)
+
+    async def _end_child(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+
+    async def close(self) -> None:
+        """End the child; whoever waits is told that the server ends."""
+        self._closed = True
+        for task in (self._warming, self._pump):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await task
+        while (check := self._queue.take()) is not None:
+            check.result.set_exception(_closing())
+        self._queue.waiting.clear()
+        await self._end_child()
+
+
+async def _exchange(child: asyncio.subprocess.Process, message: bytes) -> dict[str, Any]:
+    if child.stdin is None or child.stdout is None:
+        raise _ChildEnded
+    try:
+        child.stdin.write(HEADER.pack(len(message)) + message)
+        await child.stdin.drain()
+        (length,) = HEADER.unpack(await child.stdout.readexactly(HEADER.size))
+        answer: dict[str, Any] = json.loads(await child.stdout.readexactly(length))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        raise _ChildEnded from None
+    return answer
+
+
+def _closing() -> Unavailable:
+    return Unavailable("The server is shutting down.", code="draining")
