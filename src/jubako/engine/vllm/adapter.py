@@ -34,7 +34,11 @@ class VllmEngine:
     """One release on one `AsyncLLM`."""
 
     def __init__(
-        self, release: ServedRelease, options: Mapping[str, Any], grammar: GrammarSettings, shutdown_timeout_seconds: int
+        self,
+        release: ServedRelease,
+        options: Mapping[str, Any],
+        grammar: GrammarSettings,
+        shutdown_timeout_seconds: int,
     ) -> None:
         self._release = release
         self._options = options
@@ -108,10 +112,12 @@ class VllmEngine:
             raise self._refusal(error) from error
 
     def _parser(self, request: ChatCompletionRequest) -> Any:
+        """The parser that vLLM will work the tools in with, or None."""
         chat = self._running.state.openai_serving_chat
-        return chat._make_parser(  # noqa: SLF001 - what vLLM itself calls for each request
-            request, chat.renderer.tokenizer, chat._effective_chat_template_kwargs(request)  # noqa: SLF001
-        )
+        if chat.parser_cls is None:
+            return None
+        arguments = chat._effective_chat_template_kwargs(request)  # noqa: SLF001 - as vLLM does for each request
+        return chat._make_parser(request, chat.renderer.tokenizer, arguments)  # noqa: SLF001
 
     async def answer(self, call: Call) -> Reply:
         """Render and generate; see the port."""

@@ -65,8 +65,11 @@ def of_tools(request: ChatCompletionRequest, make_parser: Callable[[], Any]) -> 
     """The constraint that is in force once the tool parser has worked the tools in; vet `of_request` before."""
     if not request.tools or request.tool_choice == "none":
         return None
+    parser = make_parser()
+    if parser is None:
+        return None
     # Parsers set fields of the request that they are given, and look deep into it only to read.
-    adjusted = make_parser().adjust_request(request.model_copy())
+    adjusted = parser.adjust_request(request.model_copy())
     return of_outputs(adjusted.extract_structured_outputs(), "tools")
 
 

@@ -1,7 +1,7 @@
 """Refuses schemas, regular expressions and grammars that are wrong or too costly, before vLLM sees them.
 
-The work is done by a process of its own (`vetting_child`), one check at a time, tenants in turn; this side owns the
-queue, the verdicts that are remembered, and that process. It knows nothing of requests: `constraints` does.
+The work is done by a process of its own (`vetting_process`, `vetting_child`), one check at a time, tenants in turn; this
+module owns the queue and the verdicts that are remembered. It knows nothing of requests: `constraints` does.
 """
 
 from __future__ import annotations
@@ -10,31 +10,21 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import logging
-import os
-import sys
-import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from jubako.engine.vllm import vetting_child
-from jubako.engine.vllm.vetting_child import HEADER, Setting
-from jubako.errors import Busy, InternalError, InvalidRequest, Refusal, Unavailable
+from jubako.engine.vllm.vetting_child import Setting
+from jubako.engine.vllm.vetting_process import CheckingProcess, closing
+from jubako.errors import Busy, InternalError, InvalidRequest, Refusal
 from jubako.sections import GrammarSettings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-logger = logging.getLogger(__name__)
-
 PATIENCE = 5.0
 """A check may take this many times its processor time by the clock: it runs at low priority beside the engine."""
-GRACE_SECONDS = 5.0
-START_SECONDS = 300.0
-RETRY_START_SECONDS = 5.0
 VERDICTS = 4096
 WAITING = 64
 WAITING_OF_ONE_TENANT = 16
@@ -45,16 +35,6 @@ KINDS = {
     "choice": "list of choices",
     "grammar": "grammar",
     "structural_tag": "structural tag",
-}
-_ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "CUDA_VISIBLE_DEVICES": "",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    # Ours are the limits; vLLM's would leave a thread behind.
-    "VLLM_REGEX_COMPILATION_TIMEOUT_S": "0",
 }
 
 
@@ -108,10 +88,6 @@ class _Check:
     waiters: int = 0
 
 
-class _ChildEnded(Exception):
-    """The child went away during a check, or did not answer."""
-
-
 @dataclass(slots=True)
 class _Queue:
     """Checks by tenant; one of each in turn."""
@@ -144,12 +120,9 @@ class Vetting:
     """The queue in front of the child, and what it said so far."""
 
     def __init__(self, setting: Setting) -> None:
-        self._setting = setting
+        self._process = CheckingProcess(setting)
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
         self._queue = _Queue()
-        self._child: asyncio.subprocess.Process | None = None
-        self._starting = asyncio.Lock()
-        self._start_failed_at: float | None = None
         self._pump: asyncio.Task[None] | None = None
         self._warming: asyncio.Task[None] | None = None
         self._closed = False
@@ -178,12 +151,12 @@ class Vetting:
     @property
     def backend(self) -> str:
         """The backend that the engine is configured for."""
-        return self._setting.backend
+        return self._process.setting.backend
 
     @property
     def process_id(self) -> int | None:
-        """The child's, if it runs."""
-        return self._child.pid if self._child is not None and self._child.returncode is None else None
+        """That of the checking process, if it runs."""
+        return self._process.process_id
 
     def warm(self) -> None:
         """Start the child now, in the background, so that the first grammar need not wait for it."""
@@ -191,8 +164,8 @@ class Vetting:
             self._warming = asyncio.create_task(self._warm(), name="vetting-warm")
 
     async def _warm(self) -> None:
-        with contextlib.suppress(Refusal, _ChildEnded):
-            await self._running_child()
+        with contextlib.suppress(Refusal):
+            await self._process.start()
 
     async def vet(self, constraint: Constraint, tenant: str = "") -> None:
         """Return if the engine may have the grammar; raises `InvalidRequest`, `Busy` or `Unavailable`.
@@ -211,14 +184,14 @@ class Vetting:
 
     async def _queued(self, key: bytes, message: bytes, tenant: str) -> Verdict:
         if self._closed:
-            raise _closing()
+            raise closing()
         check = self._queue.waiting.get(key)
         if check is None:
             if self._queue.full(tenant):
                 raise Busy(
                     "Too many schemas and grammars wait to be checked.",
                     code="queue_full",
-                    retry_after_seconds=self._setting.processor_seconds,
+                    retry_after_seconds=self._process.setting.processor_seconds,
                 )
             check = _Check(key, message, asyncio.get_running_loop().create_future())
             # Whoever waits takes the exception; nobody may be left to.
@@ -240,10 +213,9 @@ class Vetting:
             except Refusal as refusal:
                 check.result.set_exception(refusal)
             except asyncio.CancelledError:
-                check.result.set_exception(_closing())
+                check.result.set_exception(closing())
                 raise
             except Exception as error:  # noqa: BLE001 - a fault of ours must not leave callers waiting
-                await self._end_child()
                 failure = InternalError("The server had an internal error.")
                 failure.__cause__ = error
                 check.result.set_exception(failure)
@@ -259,72 +231,14 @@ class Vetting:
             self._verdicts.popitem(last=False)
 
     async def _verdict(self, message: bytes) -> Verdict:
-        """The child's word; a child that ended meanwhile is replaced once."""
-        for _ in range(2):
-            child = await self._running_child()
-            try:
-                answer = await asyncio.wait_for(
-                    _exchange(child, message), self._setting.wall_seconds + GRACE_SECONDS
-                )
-            except (TimeoutError, _ChildEnded):
-                await self._end_child()
-                continue
-            except asyncio.CancelledError:
-                await self._end_child()
-                raise
-            if answer.get("late"):
-                raise Busy(
-                    "The schema or grammar could not be checked in time.",
-                    code="queue_full",
-                    retry_after_seconds=self._setting.wall_seconds,
-                )
-            return Verdict(answer["ok"], answer.get("costly", False), answer.get("reason", ""))
-        raise Unavailable("Schemas and grammars cannot be checked now.", code="engine_unavailable")
-
-    async def _running_child(self) -> asyncio.subprocess.Process:
-        async with self._starting:
-            if self._child is not None and self._child.returncode is None:
-                return self._child
-            if self._closed:
-                raise _closing()
-            if self._start_failed_at is not None and time.monotonic() - self._start_failed_at < RETRY_START_SECONDS:
-                raise Unavailable("Schemas and grammars cannot be checked now.", code="engine_unavailable")
-            await self._start_child()
-            return self._child
-
-    async def _start_child(self) -> None:
-        started = time.monotonic()
-        self._child = child = await asyncio.create_subprocess_exec(
-            # -P: the folder of the script is not a place to import from.
-            *(sys.executable, "-P", str(Path(vetting_child.__file__)), str(os.getpid())),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env=os.environ | _ENVIRONMENT,
-        )
-        try:
-            answer = await asyncio.wait_for(
-                _exchange(child, json.dumps(asdict(self._setting)).encode()), START_SECONDS
+        answer = await self._process.check(message)
+        if answer.get("late"):
+            raise Busy(
+                "The schema or grammar could not be checked in time.",
+                code="queue_full",
+                retry_after_seconds=self._process.setting.wall_seconds,
             )
-        except (TimeoutError, _ChildEnded):
-            answer = {"ready": False, "reason": "it ended or did not answer"}
-        except BaseException:
-            await self._end_child()
-            raise
-        if not answer["ready"]:
-            await self._end_child()
-            self._start_failed_at = time.monotonic()
-            logger.error("the process that checks grammars did not start: %s", answer["reason"])
-            raise Unavailable("Schemas and grammars cannot be checked now.", code="engine_unavailable")
-        self._start_failed_at = None
-        logger.info("grammars are checked by process %d, ready after %.1f s", child.pid, time.monotonic() - started)
-
-    async def _end_child(self) -> None:
-        child, self._child = self._child, None
-        if child is not None:
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
-            await child.wait()
+        return Verdict(answer["ok"], answer.get("costly", False), answer.get("reason", ""))
 
     async def close(self) -> None:
         """End the child; whoever waits is told that the server ends."""
@@ -335,23 +249,6 @@ class Vetting:
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await task
         while (check := self._queue.take()) is not None:
-            check.result.set_exception(_closing())
+            check.result.set_exception(closing())
         self._queue.waiting.clear()
-        await self._end_child()
-
-
-async def _exchange(child: asyncio.subprocess.Process, message: bytes) -> dict[str, Any]:
-    if child.stdin is None or child.stdout is None:
-        raise _ChildEnded
-    try:
-        child.stdin.write(HEADER.pack(len(message)) + message)
-        await child.stdin.drain()
-        (length,) = HEADER.unpack(await child.stdout.readexactly(HEADER.size))
-        answer: dict[str, Any] = json.loads(await child.stdout.readexactly(length))
-    except (asyncio.IncompleteReadError, ConnectionError):
-        raise _ChildEnded from None
-    return answer
-
-
-def _closing() -> Unavailable:
-    return Unavailable("The server is shutting down.", code="draining")
+        await self._process.close()
