@@ -31,12 +31,7 @@ class Refusal(Exception):
     """The caller's limits a minute at that moment, where a budget refused."""
 
     def __init__(
-        self,
-        message: str,
-        *,
-        code: str | None = None,
-        param: str | None = None,
-        retry_after_seconds: float | None = None,
+        self, message: str, *, code: str | None = None, param: str | None = None, retry_after_seconds: float | None = None
     ) -> None:
         super().__init__(message)
         self.message = message

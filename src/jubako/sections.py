@@ -50,9 +50,7 @@ class JwtSettings(Section):
     tenant_claim: str
     scope_claim: str | None
     """Space-separated scopes or a list; None: the tenant's policy alone decides."""
-    algorithms: Annotated[
-        list[Literal["RS256", "RS384", "RS512", "ES256", "ES384", "ES512", "EdDSA"]], Field(min_length=1)
-    ]
+    algorithms: Annotated[list[Literal["RS256", "RS384", "RS512", "ES256", "ES384", "ES512", "EdDSA"]], Field(min_length=1)]
     leeway_seconds: Annotated[float, Field(ge=0, le=300)]
     cache_seconds: Seconds
 

@@ -23,8 +23,6 @@ from jubako.sections import Section, ServerSettings
 PREFIX = "JUBAKO__"
 ADDRESS_VARIABLE = "JUBAKO_ADDRESS"
 """Set by `jubako serve` for the worker: which address its ready message names. Not a setting."""
-
-
 class EngineProfile(Section):
     """One file of `configuration/engines/`: vLLM's own option names and environment variables."""
 

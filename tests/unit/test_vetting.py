@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+import pytest_asyncio
 
 from jubako.engine.vllm import vetting as vetting_module
 from jubako.engine.vllm.vetting import Constraint, Vetting
@@ -126,7 +127,7 @@ def setting(model_folder: Path) -> Setting:
     )
 
 
-@pytest.fixture(scope="module")
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def shared(setting: Setting) -> AsyncIterator[Vetting]:
     """One process for all tests that leave it as they found it."""
     vetting = Vetting(setting)
@@ -134,7 +135,7 @@ async def shared(setting: Setting) -> AsyncIterator[Vetting]:
     await vetting.close()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def alone(setting: Setting) -> AsyncIterator[Vetting]:
     """A process of the test's own."""
     vetting = Vetting(setting)

@@ -1,7 +1,7 @@
 """Refuses schemas, regular expressions and grammars that are wrong or too costly, before vLLM sees them.
 
-The work is done by a process of its own (`vetting_process`, `vetting_child`), one check at a time, tenants in turn; this
-module owns the queue and the verdicts that are remembered. It knows nothing of requests: `constraints` does.
+The work is done by a process of its own (`vetting_process`, `vetting_child`), one check at a time, tenants in turn;
+this module owns the queue and the verdicts that are remembered. It knows nothing of requests: `constraints` does.
 """
 
 from __future__ import annotations
