@@ -85,7 +85,10 @@ class _Check:
     key: bytes
     message: bytes
     result: asyncio.Future[Verdict]
+    tenants: set[str] = field(default_factory=set)
+    """In whose turn it may come; whichever is first."""
     waiters: int = 0
+    taken: bool = False
 
 
 @dataclass(slots=True)
@@ -95,25 +98,36 @@ class _Queue:
     by_tenant: OrderedDict[str, deque[_Check]] = field(default_factory=OrderedDict)
     waiting: dict[bytes, _Check] = field(default_factory=dict)
     """Those that wait and the one under way."""
+    served: str | None = None
+    """The tenant of the last one taken: its next waits for everybody who came meanwhile."""
 
     def put(self, tenant: str, check: _Check) -> None:
+        check.tenants.add(tenant)
         self.by_tenant.setdefault(tenant, deque()).append(check)
         self.waiting[check.key] = check
 
     def take(self) -> _Check | None:
         """The next one that somebody still waits for."""
+        if self.served is not None and self.served in self.by_tenant:
+            self.by_tenant.move_to_end(self.served)
         while self.by_tenant:
-            tenant, checks = self.by_tenant.popitem(last=False)
+            tenant, checks = next(iter(self.by_tenant.items()))
             check = checks.popleft()
-            if checks:
-                self.by_tenant[tenant] = checks
+            if not checks:
+                del self.by_tenant[tenant]
+            if check.taken:
+                continue
+            check.taken = True
             if check.waiters:
+                self.served = tenant
                 return check
             del self.waiting[check.key]
         return None
 
     def full(self, tenant: str) -> bool:
-        return len(self.waiting) >= WAITING or len(self.by_tenant.get(tenant, ())) >= WAITING_OF_ONE_TENANT
+        """Whether the tenant has to come later. Others may fill the queue, but a tenant's first place is its own."""
+        own = len(self.by_tenant.get(tenant, ()))
+        return own >= WAITING_OF_ONE_TENANT or (own > 0 and len(self.waiting) >= WAITING)
 
 
 class Vetting:
@@ -186,16 +200,14 @@ class Vetting:
         if self._closed:
             raise closing()
         check = self._queue.waiting.get(key)
-        if check is None:
+        if check is None or not (check.taken or tenant in check.tenants):
             if self._queue.full(tenant):
                 raise Busy(
                     "Too many schemas and grammars wait to be checked.",
                     code="queue_full",
                     retry_after_seconds=self._process.setting.processor_seconds,
                 )
-            check = _Check(key, message, asyncio.get_running_loop().create_future())
-            # Whoever waits takes the exception; nobody may be left to.
-            check.result.add_done_callback(lambda done: done.cancelled() or done.exception())
+            check = check or _new_check(key, message)
             self._queue.put(tenant, check)
             if self._pump is None or self._pump.done():
                 self._pump = asyncio.create_task(self._work(), name="vetting")
@@ -252,3 +264,10 @@ class Vetting:
             check.result.set_exception(closing())
         self._queue.waiting.clear()
         await self._process.close()
+
+
+def _new_check(key: bytes, message: bytes) -> _Check:
+    check = _Check(key, message, asyncio.get_running_loop().create_future())
+    # Whoever waits takes the exception; nobody may be left to.
+    check.result.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return check
