@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ def request(**fields: Any) -> Any:
             {"json": SCHEMA},
             "response_format",
         ),
+        ({"structured_outputs": {"json_object": False}}, {"json_object": False}, "structured_outputs"),
         ({"response_format": TAG}, {"structural_tag": json.dumps(TAG)}, "response_format"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else str(value),
@@ -73,6 +75,23 @@ def test_tools_that_are_called_for_bring_their_parameters(choice: Any) -> None:
     assert constraint is not None
     assert constraint.param == "tools"
     assert '"a"' in json.dumps(constraint.fields["json"])
+    assert asked.structured_outputs is None
+
+
+def test_strict_tools_bring_a_structural_tag_with_their_parameters(model_folder: Path) -> None:
+    """A costly pattern in a tool's parameters is seen before vLLM reads it."""
+    from vllm.parser import ParserManager
+    from vllm.tokenizers import get_tokenizer
+
+    from jubako.engine.vllm import constraints
+
+    tool = {"type": "function", "function": {**TOOL["function"], "strict": True}}  # type: ignore[dict-item]
+    asked = request(tools=[tool], tool_choice="auto")
+    kind = ParserManager.get_parser(tool_parser_name="hermes", reasoning_parser_name=None, enable_auto_tools=True)
+    constraint = constraints.of_tools(asked, lambda: kind(get_tokenizer(str(model_folder)), asked.tools))
+    assert constraint is not None
+    assert json.loads(constraint.fields["structural_tag"])["type"] == "structural_tag"
+    assert '"a"' in constraint.fields["structural_tag"]
     assert asked.structured_outputs is None
 
 

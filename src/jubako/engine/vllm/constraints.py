@@ -26,7 +26,7 @@ from jubako.engine.vllm.vetting import Constraint
 from jubako.errors import InvalidRequest
 
 SOURCES = ("structured_outputs", "response_format", "tools")
-_NAMES = tuple(one.name for one in fields(StructuredOutputsParams) if one.init)
+_DEFAULTS = {one.name: one.default for one in fields(StructuredOutputsParams) if one.init}
 
 
 def any_in(body: Mapping[str, Any]) -> bool:
@@ -77,8 +77,8 @@ def of_outputs(outputs: StructuredOutputsParams | None, param: str | None) -> Co
     """The constraint of vLLM's own record."""
     if outputs is None or outputs.all_constraints_none():
         return None
-    values = {name: getattr(outputs, name) for name in _NAMES}
-    return Constraint({name: value for name, value in values.items() if value not in (None, False)}, param)
+    values = {name: getattr(outputs, name) for name in _DEFAULTS}
+    return Constraint({name: value for name, value in values.items() if value != _DEFAULTS[name]}, param)
 
 
 def settle(params: SamplingParams, backend: str) -> None:

@@ -15,6 +15,7 @@ from jubako.errors import InternalError, InvalidRequest, NotFound, Refusal, Unav
 
 _INTERNAL = "The server had an internal error."
 _ENGINE = "The engine is not available. The request was not completed."
+_MESSAGE_CHARACTERS = 1000
 _STATUS_NOT_FOUND = 404
 _STATUS_SERVER = 500
 _STATUS_UNAVAILABLE = 503
@@ -97,6 +98,9 @@ def from_validation(error: ValidationError) -> InvalidRequest:
 
 def _invalid(message: str, param: str | None) -> InvalidRequest:
     message = message.strip()
+    if len(message) > _MESSAGE_CHARACTERS:
+        # Some of vLLM's quote the whole field.
+        message = message[:_MESSAGE_CHARACTERS] + "…"
     too_long = "maximum context length" in message or "max_model_len" in message or "maximum model length" in message
     code = "context_length_exceeded" if too_long else "invalid_value"
     return InvalidRequest(message, code=code, param=param)

@@ -184,18 +184,26 @@ class Examiner:
 
 def verdict(examiner: Examiner, message: bytes) -> dict[str, Any]:
     """One grammar's verdict. Runs in the fork."""
+    fields = json.loads(message)
     try:
-        examiner.examine(json.loads(message))
+        examiner.examine(fields)
     except TooCostly as error:
         return {"ok": False, "costly": True, "reason": str(error)}
     except (MemoryError, RecursionError):
         return {"ok": False, "costly": True, "reason": "to prepare"}
     except Exception as error:  # noqa: BLE001 - whatever these libraries raise, the engine would raise it as well
-        text = Exception.__str__(error)
+        text = Exception.__str__(_first_cause(error) if "structural_tag" in fields else error)
         if "bad_alloc" in text:
             return {"ok": False, "costly": True, "reason": "to prepare"}
         return {"ok": False, "costly": False, "reason": _plain(text)}
     return {"ok": True}
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """What the first backend said: vLLM's second one knows another kind of structural tags, and misses their keys."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
 
 
 def _plain(text: str) -> str:
