@@ -18,6 +18,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from jubako.engine.port import OnPrompt
+from jubako.engine.vllm import constraints
+from jubako.engine.vllm.vetting import Vetting
 from jubako.errors import InternalError, InvalidRequest
 from jubako.vocabulary import Call, Step
 
@@ -98,6 +100,8 @@ class StepWatch(StatLoggerBase):
 class OwnedLLM(AsyncLLM):
     """`AsyncLLM` that knows which of our requests each generation belongs to, and holds it to what was granted."""
 
+    vetting: Vetting
+
     async def add_request(self, request_id: str, *arguments: Any, **options: Any) -> Any:
         """Register with the engine, and keep vLLM's record of each sequence: it counts the tokens."""
         queue = await super().add_request(request_id, *arguments, **options)
@@ -109,6 +113,17 @@ class OwnedLLM(AsyncLLM):
                 processor.request_states[one] for one in internal_ids if one in processor.request_states
             ]
         return queue
+
+    def take_over_validation(self, vetting: Vetting) -> None:
+        """Have every grammar vetted, and vLLM not read it again on the event loop."""
+        self.vetting = vetting
+        self.input_processor.structured_outputs_config = None
+
+    async def _vet(self, params: Any, tenant: str) -> None:
+        constraint = constraints.of_outputs(getattr(params, "structured_outputs", None), None)
+        if constraint is not None:
+            await self.vetting.vet(constraint, tenant)
+            constraints.settle(params, self.vetting.backend)
 
     async def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
@@ -128,6 +143,7 @@ class OwnedLLM(AsyncLLM):
         inner = super().generate(prompt, sampling_params, request_id, **options)
         begun = False
         try:
+            await self._vet(sampling_params, generation.call.principal.tenant)
             async for output in inner:
                 if not begun:
                     begun = True
