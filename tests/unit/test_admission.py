@@ -206,6 +206,17 @@ def test_a_turn_and_a_cancellation_in_one_moment_lose_no_place(house: Callable[.
     assert one.admission.running == 0
 
 
+def test_who_leaves_the_queue_lets_those_behind_it_start(house: Callable[..., House]) -> None:
+    """A request too large for the room that is left holds up no one once it is cancelled."""
+    one = house(ceiling=2)
+    one.comes()
+    large, small = one.comes(sequences=2), one.comes()
+    assert not small.done()
+    large.cancel()
+    one.loop.settle()
+    assert small.done()
+
+
 def test_closing_refuses_everything_that_waits_and_comes(house: Callable[..., House]) -> None:
     """With its own cause for each; what runs goes on, and nothing starts any more."""
     one = house(ceiling=1)
@@ -259,6 +270,9 @@ class Interleavings(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.house = House(ceiling=8, queue_requests=6, ageing_seconds=1.0)
+        for running in (1, 2, 4, 8):
+            for _ in range(5):
+                self.house.step(running)
         fairness = self.house.admission._scheduler._fairness
         start = fairness.start
 
