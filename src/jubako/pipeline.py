@@ -194,10 +194,12 @@ class Pipeline:
             if call.demand.grammar:
                 await self.engine.vet(call)
             ticket = await self.admission.admit(call.principal, call.demand, call.usage, deadline_at=deadline_at)
+            completed = False
             try:
                 yield on_prompt
+                completed = True
             finally:
-                ticket.leave()
+                ticket.leave(completed=completed)
         finally:
             used = call.usage.tokens
             ending = asyncio.ensure_future(reservation.settle(used) if used else reservation.release())

@@ -179,8 +179,8 @@ def test_who_has_waited_as_long_as_allowed_is_refused_on_time(house: Callable[..
     """Not before, not later, and with a time to come back."""
     one = house(ceiling=1)
     one.comes()
-    waiting = one.comes(principal(queue_seconds=10.0))
-    one.pass_time(9.99)
+    waiting = one.comes(principal(queue_seconds=15.0))
+    one.pass_time(14.99)
     assert not waiting.done()
     one.pass_time(0.02)
     late = refusal(waiting)
