@@ -58,6 +58,9 @@ class ScriptedEngine:
         """The one model."""
         return [{"id": "scripted", "object": "model"}]
 
+    def warm(self) -> None:
+        """Nothing to warm."""
+
     async def vet(self, call: Call) -> None:
         """Remember it."""
         self.vetted.append(call)

@@ -220,14 +220,16 @@ class Pipeline:
             passage.entry.queued_at = time.monotonic()
             ticket = await self.admission.admit(call.principal, call.demand, call.usage, deadline_at=deadline_at)
             passage.entry.admitted_at = passage.entry.queued_at + ticket.queued_seconds
+            completed = False
             try:
                 yield on_prompt
+                completed = True
             except BaseException:
                 # Whatever ended this early, the engine must not go on for nobody; what it did is counted then.
                 await self.engine.abort(call.request_id)
                 raise
             finally:
-                ticket.leave()
+                ticket.leave(completed=completed)
         finally:
             used = call.usage.tokens
             ending = asyncio.ensure_future(reservation.settle(used) if used else reservation.release())

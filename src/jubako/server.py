@@ -150,6 +150,7 @@ class Server:
         assembly.serve(engine)
         if life.become_ready():
             self._announce()
+            engine.warm()
         reason = await life.watch(
             engine.vital_signs,
             stall_seconds=self.settings.server.life.stall_seconds,
@@ -186,7 +187,9 @@ class Server:
         # The arbiter passes SIGTERM on to the engine's process at the same moment as to this one. It must outlive the
         # drain here, or it would abort the streams that the drain waits for.
         timeout = math.ceil(life.drain_seconds + TELL_SECONDS + life.close_seconds)
-        return VllmEngine(bundle.served(self.manifest), self.settings.engine_options, timeout)
+        return VllmEngine(
+            bundle.served(self.manifest), self.settings.engine_options, self.settings.server.grammar, timeout
+        )
 
     def _announce(self) -> None:
         release = self.settings.server.release

@@ -179,8 +179,8 @@ def test_who_has_waited_as_long_as_allowed_is_refused_on_time(house: Callable[..
     """Not before, not later, and with a time to come back."""
     one = house(ceiling=1)
     one.comes()
-    waiting = one.comes(principal(queue_seconds=10.0))
-    one.pass_time(9.99)
+    waiting = one.comes(principal(queue_seconds=15.0))
+    one.pass_time(14.99)
     assert not waiting.done()
     one.pass_time(0.02)
     late = refusal(waiting)
@@ -204,6 +204,17 @@ def test_a_turn_and_a_cancellation_in_one_moment_lose_no_place(house: Callable[.
     one.loop.settle()
     assert fourth.cancelled()
     assert one.admission.running == 0
+
+
+def test_who_leaves_the_queue_lets_those_behind_it_start(house: Callable[..., House]) -> None:
+    """A request too large for the room that is left holds up no one once it is cancelled."""
+    one = house(ceiling=2)
+    one.comes()
+    large, small = one.comes(sequences=2), one.comes()
+    assert not small.done()
+    large.cancel()
+    one.loop.settle()
+    assert small.done()
 
 
 def test_closing_refuses_everything_that_waits_and_comes(house: Callable[..., House]) -> None:
@@ -259,6 +270,9 @@ class Interleavings(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.house = House(ceiling=8, queue_requests=6, ageing_seconds=1.0)
+        for running in (1, 2, 4, 8):
+            for _ in range(5):
+                self.house.step(running)
         fairness = self.house.admission._scheduler._fairness
         start = fairness.start
 

@@ -46,6 +46,9 @@ class Engine(Protocol):
     def listen(self, on_step: Callable[[Step], None]) -> None:
         """Have `on_step` called for every step from now on, in the event loop; it must be quick and raise nothing."""
 
+    def warm(self) -> None:
+        """Start, in the background, what need not be there for the first request; called once the server is ready."""
+
     async def vet(self, call: Call) -> None:
         """Refuse a schema, regular expression or grammar that is wrong, or too costly for the engine to prepare.
 

@@ -17,10 +17,12 @@ from vllm.envs import enable_envs_cache
 from vllm.exceptions import VLLMError
 
 from jubako.engine.port import OnPrompt, VitalSigns
-from jubako.engine.vllm import faults
+from jubako.engine.vllm import constraints, faults
 from jubako.engine.vllm.launch import Launched, launch
 from jubako.engine.vllm.llm import Generation, current_generation
+from jubako.engine.vllm.vetting import Vetting
 from jubako.errors import InternalError, InvalidRequest, Refusal, Unavailable
+from jubako.sections import GrammarSettings
 from jubako.telemetry import logs
 from jubako.vocabulary import Call, Document, Reply, Route, ServedRelease, Step, Stream
 
@@ -31,9 +33,17 @@ _DONE_EVENT = "data: [DONE]"
 class VllmEngine:
     """One release on one `AsyncLLM`."""
 
-    def __init__(self, release: ServedRelease, options: Mapping[str, Any], shutdown_timeout_seconds: int) -> None:
+    def __init__(
+        self,
+        release: ServedRelease,
+        options: Mapping[str, Any],
+        grammar: GrammarSettings,
+        shutdown_timeout_seconds: int,
+    ) -> None:
         self._release = release
         self._options = options
+        self._grammar = grammar
+        self._vetting: Vetting | None = None
         self._shutdown_timeout_seconds = shutdown_timeout_seconds
         self._launched: Launched | None = None
         self._generations: dict[str, Generation] = {}
@@ -42,6 +52,8 @@ class VllmEngine:
     async def start(self) -> None:
         """Load the model; see the port."""
         self._launched = await launch(self._release, self._options, self._shutdown_timeout_seconds)
+        self._vetting = Vetting.of_engine(self._launched.llm.vllm_config, self._grammar)
+        self._launched.llm.take_over_validation(self._vetting)
         # Environment look-ups are 9% of what a streamed token costs; after the start nothing changes them.
         enable_envs_cache()
         # While it starts, tracebacks are welcome; from now on they could quote a request.
@@ -75,8 +87,41 @@ class VllmEngine:
             card["root"] = card["id"]
         return cards
 
+    def warm(self) -> None:
+        """Start what need not be there for the first request; called once the server is ready."""
+        if self._vetting is not None:
+            self._vetting.warm()
+
     async def vet(self, call: Call) -> None:
-        """See the port."""
+        """Refuse a grammar before anything is held for the request; see the port."""
+        vetting = self._vetting
+        if vetting is None or not constraints.any_in(call.body):
+            return
+        tenant = call.principal.tenant
+        for constraint in constraints.of_body(call.body):
+            await vetting.vet(constraint, tenant)
+        model = ChatCompletionRequest if call.route is Route.CHAT else CompletionRequest
+        try:
+            request = _validated(model, call)
+            own = constraints.of_request(request)
+            if own is not None:
+                await vetting.vet(own, tenant)
+            if call.route is Route.CHAT:
+                made = constraints.of_tools(request, lambda: self._parser(request))
+                if made is not None:
+                    await vetting.vet(made, tenant)
+        except (Refusal, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            raise self._refusal(error) from error
+
+    def _parser(self, request: ChatCompletionRequest) -> Any:
+        """The parser that vLLM will work the tools in with, or None."""
+        chat = self._running.state.openai_serving_chat
+        if chat.parser_cls is None:
+            return None
+        arguments = chat._effective_chat_template_kwargs(request)  # noqa: SLF001 - as vLLM does for each request
+        return chat._make_parser(request, chat.renderer.tokenizer, arguments)  # noqa: SLF001
 
     async def answer(self, call: Call, on_prompt: OnPrompt | None = None) -> Reply:
         """Render and generate; see the port."""
@@ -168,6 +213,8 @@ class VllmEngine:
 
     async def close(self, timeout_seconds: float) -> None:
         """End the engine's processes; see the port."""
+        if self._vetting is not None:
+            await self._vetting.close()
         if self._launched is not None:
             launched, self._launched = self._launched, None
             await asyncio.to_thread(launched.llm.shutdown, timeout_seconds)

@@ -18,6 +18,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 from jubako.engine.port import OnPrompt
+from jubako.engine.vllm import constraints
+from jubako.engine.vllm.vetting import Vetting
 from jubako.errors import InternalError, InvalidRequest
 from jubako.vocabulary import Call, Step
 
@@ -104,6 +106,8 @@ class StepWatch(StatLoggerBase):
 class OwnedLLM(AsyncLLM):
     """`AsyncLLM` that knows which of our requests each generation belongs to, and holds it to what was granted."""
 
+    vetting: Vetting
+
     async def _add_request(self, request: Any, *arguments: Any) -> None:
         """Register one sequence with the engine, and keep vLLM's record of it: it counts the tokens."""
         try:
@@ -114,6 +118,17 @@ class OwnedLLM(AsyncLLM):
             state = self.output_processor.request_states.get(request.request_id)
             if generation is not None and state is not None:
                 generation.states.append(state)
+
+    def take_over_validation(self, vetting: Vetting) -> None:
+        """Have every grammar vetted, and vLLM not read it again on the event loop."""
+        self.vetting = vetting
+        self.input_processor.structured_outputs_config = None
+
+    async def _vet(self, params: Any, tenant: str) -> None:
+        constraint = constraints.of_outputs(getattr(params, "structured_outputs", None), None)
+        if constraint is not None:
+            await self.vetting.vet(constraint, tenant)
+            constraints.settle(params, self.vetting.backend)
 
     async def generate(
         self, prompt: Any, sampling_params: Any, request_id: str, **options: Any
@@ -133,6 +148,7 @@ class OwnedLLM(AsyncLLM):
         inner = super().generate(prompt, sampling_params, request_id, **options)
         begun = False
         try:
+            await self._vet(sampling_params, generation.call.principal.tenant)
             async for output in inner:
                 if not begun:
                     begun = True

@@ -22,13 +22,13 @@ class Ticket:
 
     __slots__ = ("_leave", "queued_seconds")
 
-    def __init__(self, leave: Callable[[], None], queued_seconds: float) -> None:
+    def __init__(self, leave: Callable[[bool], None], queued_seconds: float) -> None:
         self.queued_seconds = queued_seconds
         self._leave = leave
 
-    def leave(self) -> None:
-        """Make room for the next. Further calls do nothing."""
-        self._leave()
+    def leave(self, *, completed: bool = True) -> None:
+        """Make room for the next; say whether the request came to its own end. Further calls do nothing."""
+        self._leave(completed)
 
 
 @dataclass(slots=True)
@@ -61,7 +61,11 @@ class Admission:
         request = self._scheduler.offer(principal, demand, usage, deadline_at=deadline_at, now=self._clock())
         if request.state is State.WAITING:
             await self._turn(request)
-        return Ticket(lambda: self._scheduler.finish(request, self._clock()), request.started_at - request.arrived_at)
+
+        def leave(completed: bool) -> None:  # noqa: FBT001 - of `Ticket.leave` alone
+            self._scheduler.finish(request, self._clock(), completed=completed)
+
+        return Ticket(leave, request.started_at - request.arrived_at)
 
     def on_step(self, step: Step) -> None:
         """Take notice of a step of the engine."""

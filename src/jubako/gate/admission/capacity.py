@@ -158,6 +158,17 @@ class Capacity:
             return self._target_seconds
         return self._model.predict(sequences, sequences * self._mix)
 
+    def decode_seconds(self, sequences: float) -> float:
+        """Seconds of a step with so many sequences that computes no prompt."""
+        if not self._model.ready:
+            return self._target_seconds
+        return self._model.predict(sequences, 0.0)
+
+    @property
+    def prompt_seconds(self) -> float:
+        """What computing one prompt token adds to a step."""
+        return self._model.coefficients[2]
+
     @property
     def prompt_weight(self) -> float:
         """What a prompt token costs the engine, beside an output token's 1; never more than that."""

@@ -23,8 +23,10 @@ from jubako.vocabulary import Demand, Principal, Step, Usage
 
 HEADROOM = 4
 """An underserved tenant may go beyond the limit by one part in so many, and by at least one sequence."""
-DOUBT = 0.05
+DOUBT = 0.02
 """A forecast is no better than this part of itself: nobody is told to come back sooner."""
+MARGIN = 0.8
+"""Part of the allowed wait that may be promised at the door: who waits and is refused all the same is refused late."""
 RESERVE = 2
 """At most one part in so many of the limit is left free for tenants that do not wait."""
 
@@ -115,8 +117,11 @@ class Scheduler:
         self.withdraw(request, now)
         return self._too_long(wait, allowed)
 
-    def finish(self, request: Request, now: float) -> None:
-        """A running request ended, in whatever way; its usage is final. Works once."""
+    def finish(self, request: Request, now: float, *, completed: bool = True) -> None:
+        """A running request ended; its usage is final. Works once.
+
+        One that was not `completed` (its caller left, its deadline passed) says nothing of how long replies are.
+        """
         if request.state is not State.RUNNING:
             return
         request.state = State.GONE
@@ -126,7 +131,7 @@ class Scheduler:
         computed = max(0, usage.prompt_tokens - usage.cached_tokens)
         used = request.prompt_weight * computed + usage.generated_tokens
         self._fairness.end(request, used - request.charge, now)
-        if usage.generated_tokens:
+        if completed and usage.generated_tokens:
             self._lengths.learn(
                 request.principal.tenant, request.demand.output_tokens, usage.generated_tokens / request.sequences
             )
@@ -186,13 +191,13 @@ class Scheduler:
         wait = self._wait_seconds(flow)
         full = self._overfull
         if full and not self._fairness.within_part(flow):
-            return self._queue_full(wait - allowed)
-        if wait > allowed or allowed <= 0.0:
+            return self._queue_full(wait - MARGIN * allowed)
+        if wait > MARGIN * allowed or allowed <= 0.0:
             return self._too_long(wait, max(0.0, allowed))
         while self._overfull:
             crowding = self._fairness.most_crowding()
             if crowding is flow or crowding.crowding <= flow.crowding:
-                return self._queue_full(wait - allowed)
+                return self._queue_full(wait - MARGIN * allowed)
             victim = crowding.newest
             refusal = self._queue_full(0.0)
             self._leave_queue(victim, now)
@@ -206,9 +211,16 @@ class Scheduler:
         return self._fairness.requests > settings.queue_requests or self._fairness.tokens > settings.queue_tokens
 
     def _pace(self) -> float:
-        """Seconds of a step as it will be while there is a queue."""
+        """Seconds of a step as it will be while there is a queue, but for the prompts of those who wait."""
         waiting = sum(band.sequences for band in self._fairness.bands.values())
-        return self.capacity.step_seconds(max(self.running, min(self.capacity.prospect, self.running + waiting)))
+        return self.capacity.decode_seconds(max(self.running, min(self.capacity.prospect, self.running + waiting)))
+
+    @property
+    def _mean_prompt_tokens(self) -> float:
+        """Prompt tokens of those who wait, for each sequence."""
+        sequences = sum(band.sequences for band in self._fairness.bands.values())
+        prompts = self._fairness.tokens - self._waiting_steps
+        return max(0.0, prompts / max(1, sequences))
 
     def _steps_until(self, start: float) -> float:
         waiting = sum(band.sequences for band in self._fairness.bands.values())
@@ -218,7 +230,10 @@ class Scheduler:
 
     def _wait_seconds(self, flow: Flow) -> float:
         """How long the newest request of a tenant will wait, if nobody else comes."""
-        return self._steps_until(self._fairness.turns_until(flow)) * self._pace()
+        turns = self._fairness.turns_until(flow)
+        # The prompts of those who start before are computed in steps of their own making, which no mean knows of.
+        prompts = max(0.0, turns - flow.newest.sequences) * self._mean_prompt_tokens * self.capacity.prompt_seconds
+        return self._steps_until(turns) * self._pace() + prompts
 
     def _queue_full(self, too_long_seconds: float) -> Busy:
         """To come back when enough have left the queue, and what is left of the wait is no longer than allowed."""
@@ -236,5 +251,5 @@ class Scheduler:
         return Busy(
             "The request would wait longer in the queue than it may.",
             code="wait_too_long",
-            retry_after_seconds=max(wait - allowed, DOUBT * wait, self._pace()),
+            retry_after_seconds=max(wait - MARGIN * allowed, DOUBT * wait, self._pace()),
         )
