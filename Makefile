@@ -12,7 +12,7 @@ endif
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup serve test check bench-gate bench-overload lock clean
+.PHONY: help setup serve test check bench-books bench-gate bench-overload lock prove-crash clean
 
 help: ## say what there is (this list)
 	@echo 'make <target> [PORT=$(PORT)] [PROFILE=cpu|gpu] [PYTHON=python3.11]'
@@ -36,6 +36,14 @@ check: setup ## format, lint, types and the rooms' boundaries (seconds)
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy --no-error-summary src tests $(wildcard service.py)
 	$(BIN)/lint-imports --no-logo
+
+prove-crash: setup ## kill the server thirty times under load; the books must be whole after each (20 minutes)
+	$(BIN)/jubako release fetch
+	JUBAKO_TESTS_KILLS=30 $(BIN)/python -m pytest tests/e2e/test_crash.py -s $(PYTEST_ARGS)
+
+bench-books: setup ## measure what the books cost in CPU per streamed token; fails above five percent (10 minutes)
+	$(BIN)/jubako release fetch
+	PYTHONPATH=. $(BIN)/python -m tests.bench.books
 
 bench-gate: setup ## measure one decision of the admission queue; fails if it grows with queue or tenants
 	PYTHONPATH=. $(BIN)/python -m tests.bench.gate

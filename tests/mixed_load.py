@@ -6,10 +6,11 @@ It knows the API and HTTP; it knows nothing of books, metrics or processes.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,12 +137,15 @@ KINDS: Mapping[str, tuple[int, Callable[[random.Random], dict[str, Any]]]] = {
 
 def make(chance: random.Random, tenants: Sequence[str], count: int, name: str) -> list[Sent]:
     """Requests of all kinds, in the order that chance gives them."""
-    weights = [share for share, _ in KINDS.values()]
-    kinds = chance.choices(list(KINDS), weights, k=count)
-    return [
-        Sent(f"{name}-{number}", kind, chance.choice(tenants), **KINDS[kind][1](chance))
-        for number, kind in enumerate(kinds)
-    ]
+    return list(itertools.islice(endless(chance, tenants, name, list(KINDS)), count))
+
+
+def endless(chance: random.Random, tenants: Sequence[str], name: str, kinds: Sequence[str]) -> Iterator[Sent]:
+    """The same without end, of some kinds."""
+    weights = [KINDS[kind][0] for kind in kinds]
+    for number in itertools.count():
+        (kind,) = chance.choices(kinds, weights)
+        yield Sent(f"{name}-{number}", kind, chance.choice(tenants), **KINDS[kind][1](chance))
 
 
 async def ask_all(
@@ -150,10 +154,7 @@ async def ask_all(
     """Send them, `at_once` at a time; `arrived` is told how many have ended. Whatever happens is in the records."""
     places = asyncio.Semaphore(at_once)
     done = 0
-    # Without a trust store: loading one takes long beside a busy engine.
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    async with httpx.AsyncClient(base_url=url, verify=context, timeout=PATIENCE_SECONDS, limits=limits) as client:
+    async with _client(url) as client:
 
         async def one(sent: Sent) -> None:
             nonlocal done
@@ -163,6 +164,31 @@ async def ask_all(
             arrived(done)
 
         await asyncio.gather(*(one(sent) for sent in requests))
+
+
+async def ask_until_broken(url: str, keys: Mapping[str, str], requests: Iterator[Sent], *, at_once: int) -> list[Sent]:
+    """Send one after the other, `at_once` callers, each until its connection breaks; what was sent."""
+    sent: list[Sent] = []
+    async with _client(url) as client:
+
+        async def caller() -> None:
+            for one in requests:
+                sent.append(one)
+                await ask(client, keys[one.tenant], one)
+                if one.end == "broken":
+                    return
+                if one.status == httpx.codes.SERVICE_UNAVAILABLE:
+                    await asyncio.sleep(0.2)
+
+        await asyncio.gather(*(caller() for _ in range(at_once)))
+    return sent
+
+
+def _client(url: str) -> httpx.AsyncClient:
+    """Without a trust store: loading one takes long beside a busy engine."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    return httpx.AsyncClient(base_url=url, verify=context, timeout=PATIENCE_SECONDS, limits=limits)
 
 
 async def ask(client: httpx.AsyncClient, key: str, sent: Sent) -> None:

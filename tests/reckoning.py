@@ -18,6 +18,7 @@ import httpx
 import sqlalchemy as sa
 
 from jubako.books import database, journal, schema
+from tests.mixed_load import Sent
 from tests.project import Project, Served, until
 
 TOKENS = ("prompt_tokens", "cached_tokens", "generated_tokens")
@@ -160,3 +161,33 @@ def await_rest(server: Served, seconds: float = 60) -> None:
         return all(value == 0 for name, value in found.items() if name.partition("{")[0] in REST)
 
     until(rests, "the server is at rest and its books are level", seconds)
+
+
+def vllm_prompt_tokens(lines: list[Line], sent: dict[str, Sent]) -> int:
+    """What vLLM counts: a prompt once its first token is there, and once for each choice."""
+    return sum(
+        line["prompt_tokens"] * sent[line["request_id"]].choices for line in lines if line["first_token_seconds"]
+    )
+
+
+def assert_each_once(requests: list[Sent], lines: list[Line]) -> None:
+    """Who has an end is on record once, with that end; nobody is twice; who left before he was heard may be absent."""
+    found: dict[str, list[Line]] = {}
+    for line in lines:
+        found.setdefault(line["request_id"], []).append(line)
+    for one in requests:
+        mine = found.get(one.request_id, [])
+        assert len(mine) <= 1, one.request_id
+        if not one.ended:
+            continue
+        assert len(mine) == 1, (one.request_id, one.kind, one.end)
+        (line,) = mine
+        assert line["status"] == one.status
+        if one.end == "error" or one.status != httpx.codes.OK:
+            assert line["outcome"] in {"refused", "deadline", "failed"}
+            assert line["code"] == json.loads(one.text.strip().splitlines()[-1].removeprefix("data: "))["error"]["code"]
+        else:
+            assert line["outcome"] in {"completed", "length"}
+            assert one.usage is not None
+            assert line["prompt_tokens"] == one.usage["prompt_tokens"]
+            assert line["generated_tokens"] == one.usage["completion_tokens"]

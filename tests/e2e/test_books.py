@@ -26,12 +26,20 @@ from tests import mixed_load, otlp_receiver, postgres
 from tests.canaries import CANARY, Canaries
 from tests.contract.corpus import BASE, CHAT, says
 from tests.engine_metrics import await_busy
-from tests.mixed_load import Sent
 from tests.otlp_receiver import Received, attributes
 from tests.postgres import Postgres
 from tests.project import REPOSITORY, Project, Served, until
 from tests.prometheus import RULES, scraping
-from tests.reckoning import Line, Movement, Reckoning, await_rest, by_tenant, samples, total
+from tests.reckoning import (
+    Movement,
+    Reckoning,
+    assert_each_once,
+    await_rest,
+    by_tenant,
+    samples,
+    total,
+    vllm_prompt_tokens,
+)
 from tests.tenants import Keys
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -77,36 +85,6 @@ def booked(tmp_path_factory: pytest.TempPathFactory, adapted_project: Project) -
         project.environment |= {"VLLM_LOGGING_LEVEL": "DEBUG"}
         server = stack.enter_context(project.serving()).wait_ready()
         yield Booked(server, books, Keys(project, server), collector, database)
-
-
-def vllm_prompt_tokens(lines: list[Line], sent: dict[str, Sent]) -> int:
-    """What vLLM counts: a prompt once its first token is there, and once for each choice."""
-    return sum(
-        line["prompt_tokens"] * sent[line["request_id"]].choices for line in lines if line["first_token_seconds"]
-    )
-
-
-def assert_each_once(requests: list[Sent], lines: list[Line]) -> None:
-    """Who has an end is on record once, with that end; nobody is twice; who left before he was heard may be absent."""
-    found: dict[str, list[Line]] = {}
-    for line in lines:
-        found.setdefault(line["request_id"], []).append(line)
-    for one in requests:
-        mine = found.get(one.request_id, [])
-        assert len(mine) <= 1, one.request_id
-        if not one.ended:
-            continue
-        assert len(mine) == 1, (one.request_id, one.kind, one.end)
-        (line,) = mine
-        assert line["status"] == one.status
-        if one.end == "error" or one.status != httpx.codes.OK:
-            assert line["outcome"] in {"refused", "deadline", "failed"}
-            assert line["code"] == json.loads(one.text.strip().splitlines()[-1].removeprefix("data: "))["error"]["code"]
-        else:
-            assert line["outcome"] in {"completed", "length"}
-            assert one.usage is not None
-            assert line["prompt_tokens"] == one.usage["prompt_tokens"]
-            assert line["generated_tokens"] == one.usage["completion_tokens"]
 
 
 def test_a_mixed_load_is_counted_once_by_all_who_count(booked: Booked) -> None:

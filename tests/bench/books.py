@@ -1,0 +1,234 @@
+"""What the books cost in CPU per streamed token: `make bench-books`.
+
+One engine with one layer, so that the machine is left to what is around it; one pipeline with everything on (audit,
+ledger, metrics, the log's line, a span of each step of each request, sent to a collector) and one without any of it;
+the same streams through each in turn. CPU is the serving process', all threads, without the engine's and the callers'.
+Fails when the median with the books is more than five percent above the one without.
+"""
+
+# ruff: noqa: T201 - a benchmark talks on standard output
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from jubako import settings
+from jubako.accounts import Accounts, Entry
+from jubako.boundary.application import Application
+from jubako.boundary.exchange import Exchange
+from jubako.gate.admission.admission import Admission
+from jubako.life import Life
+from jubako.pipeline import Pipeline
+from jubako.release import bundle, manifest
+from jubako.sections import AdmissionSettings, StreamSettings, TracingSettings
+from jubako.vocabulary import Outcome, ServedRelease, Step
+from tests.boundary_limits import limited
+from tests.caller import KEY, NoBudgets, OneKey, policy
+from tests.one_layer import write_one_layer
+from tests.project import DEMO, REPOSITORY, free_port
+
+STREAMS = 64
+LIMIT = 1.05
+ALIAS = "one-layer"
+DIGEST = "d" * 64
+STREAM = StreamSettings(keep_alive_seconds=10, stalled_reader_seconds=30)
+ADMISSION = AdmissionSettings(
+    time_per_output_token_seconds=60, queue_requests=1000, queue_tokens=10**8, ageing_seconds=5
+)
+
+
+class Nowhere(Accounts):
+    """Where nothing is told."""
+
+    def require_healthy(self) -> None:
+        """There is nothing that could be unwell."""
+
+    def tell(self, entry: Entry, outcome: Outcome, code: str, status: int) -> None:
+        """Nothing."""
+        entry.told = True
+
+
+def open_books(folder: Path, collector: str | None) -> Accounts:
+    """The real ones, as a server has them."""
+    from jubako.books.books import Books
+    from jubako.telemetry.metrics import REGISTRY, Metrics
+    from jubako.telemetry.tracing import Tracing
+
+    own = settings.load(REPOSITORY).server
+    tracing = TracingSettings(endpoint=collector, protocol="http", ratio=1, headers_file=None)
+    return Accounts(
+        Books.open(own.books, folder, DIGEST),
+        Metrics(REGISTRY, [ALIAS], release="bench/1", digest=DIGEST),
+        Tracing(tracing, folder, release=DIGEST),
+        DIGEST,
+        frozenset(),
+    )
+
+
+async def start_engine(folder: Path) -> Any:
+    """The one-layer engine, with room for every stream."""
+    loaded = settings.load(REPOSITORY)
+    os.environ.update({name: str(value) for name, value in loaded.profile.environment.items()})
+    from jubako.engine.vllm.adapter import VllmEngine
+
+    demo = manifest.load(REPOSITORY / "configuration" / "releases" / DEMO / "1" / "manifest.yaml")
+    model = write_one_layer(bundle.model_root(demo) / "model", folder)
+    options = loaded.engine_options | {"max_num_seqs": STREAMS}
+    engine = VllmEngine(ServedRelease(DIGEST, str(model), (ALIAS,), "bfloat16"), options, loaded.server.grammar, 5)
+    await engine.start()
+    return engine
+
+
+@asynccontextmanager
+async def serving(pipelines: dict[str, Pipeline], chosen: list[str]) -> AsyncIterator[str]:
+    """The pipelines over HTTP, the chosen one answering; the address."""
+
+    async def handle(exchange: Exchange) -> None:
+        await pipelines[chosen[0]](exchange)
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(Application(handle), log_config=None, lifespan="off", http="httptools"))
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    yield f"127.0.0.1:{listener.getsockname()[1]}"
+    server.should_exit = True
+    await task
+
+
+async def ask(address: str, tokens: int, requests: int) -> int:
+    """One caller's streams, one after the other; how many tokens came. Raw, so that it takes little of the machine."""
+    host, _, port = address.partition(":")
+    body = json.dumps({"prompt": "Once upon a time", "max_tokens": tokens, "ignore_eos": True, "stream": True}).encode()
+    lines = ["POST /v1/completions HTTP/1.1", "host: bench", f"authorization: Bearer {KEY}"]
+    lines += ["content-type: application/json", f"content-length: {len(body)}", "", ""]
+    reader, writer = await asyncio.open_connection(host, int(port))
+    came = 0
+    for _ in range(requests):
+        writer.write("\r\n".join(lines).encode() + body)
+        end = b""
+        while b"[DONE]" not in end:
+            part = await reader.read(65536)
+            if not part or b'"error"' in part:
+                raise RuntimeError(f"a stream did not end as it must: {part[-300:]!r}")
+            came += part.count(b'data: {"id"')
+            end = (end + part)[-200:]
+    writer.close()
+    return came
+
+
+async def callers(address: str, tokens: int, requests: int) -> int:
+    """All streams of one window; how many tokens came."""
+    return sum(await asyncio.gather(*(ask(address, tokens, requests) for _ in range(STREAMS))))
+
+
+async def window(address: str, tokens: int, requests: int) -> float:
+    """Microseconds of CPU per token of one window of streams, whose callers are a process of their own."""
+    command = [sys.executable, "-m", "tests.bench.books", "callers", address, str(tokens), str(requests)]
+    before = time.process_time()
+    child = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+    told, _ = await child.communicate()
+    spent = time.process_time() - before
+    if child.returncode != 0:
+        raise RuntimeError("the callers failed")
+    return spent / int(told) * 1e6
+
+
+async def measure(folder: Path, collector: str, arguments: argparse.Namespace) -> bool:
+    """Alternate, print, judge."""
+    from jubako.telemetry import logs
+
+    engine = await start_engine(folder)
+    log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT, 0o600)
+    os.dup2(log, 2)
+    logs.configure(settings.load(REPOSITORY).server.telemetry.logs.model_copy(update={"format": "json"}))
+    nothing: Any = None
+    told = {"off": Nowhere(nothing, nothing, nothing, DIGEST, frozenset()), "on": open_books(folder, collector)}
+    life, admission = Life(), Admission(ADMISSION, ceiling=STREAMS)
+    life.become_ready()
+    for running in (2, 4, 8, 16, 32, 64):
+        for _ in range(5):
+            admission.on_step(Step(time.monotonic(), 0.01, running, 0, running))
+    key: Any = OneKey(policy(limited(), deadline_seconds=600, queue_seconds=600))
+    pipelines = {name: Pipeline(key, life, NoBudgets(), where, STREAM) for name, where in told.items()}
+    for one in pipelines.values():
+        one.serve(engine, admission)
+    chosen = ["off"]
+    found: dict[str, list[float]] = {"off": [], "on": []}
+    async with serving(pipelines, chosen) as address:
+        for number in range(2 * arguments.windows + 2):
+            chosen[0] = ("off", "on")[number % 2] if (number // 2) % 2 else ("on", "off")[number % 2]
+            spent = await window(address, arguments.tokens, arguments.requests)
+            if number >= 2:
+                found[chosen[0]].append(spent)
+                print(f"{chosen[0]:>4} {spent:8.1f} us CPU a token", flush=True)
+    books = told["on"].books
+    await books.close()
+    told["on"].tracing.close(5)
+    await engine.close(5)
+    off, on = (statistics.median(found[name]) for name in ("off", "on"))
+    print(f"median off {off:.1f}, on {on:.1f}, ratio {on / off:.3f}; at most {LIMIT}")
+    print(f"ledger behind by {books.lag} records, spans dropped {told['on'].tracing.dropped_spans}")
+    return on / off <= LIMIT and books.lag == 0
+
+
+def main() -> None:
+    """Run as the server, or as its callers, or as the collector of its spans."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("role", choices=["run", "callers", "collector"], nargs="?", default="run")
+    parser.add_argument("rest", nargs="*")
+    parser.add_argument("--tokens", type=int, default=128, help="of each stream")
+    parser.add_argument("--requests", type=int, default=4, help="one after the other, of each of 64 callers, a window")
+    parser.add_argument("--windows", type=int, default=6, help="with the books, and as many without")
+    arguments = parser.parse_args()
+    if arguments.role == "callers":
+        address, tokens, requests = arguments.rest
+        print(asyncio.run(callers(address, int(tokens), int(requests))))
+        return
+    if arguments.role == "collector":
+        collect(int(arguments.rest[0]))
+        return
+    port = free_port()
+    collector = subprocess.Popen([sys.executable, "-m", "tests.bench.books", "collector", str(port)])
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            within = asyncio.run(measure(Path(folder), f"http://127.0.0.1:{port}", arguments))
+    finally:
+        collector.terminate()
+        collector.wait()
+    sys.exit(not within)
+
+
+def collect(port: int) -> None:
+    """Take spans and forget them."""
+    import http.server
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("content-type", "application/x-protobuf")
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
+
+
+if __name__ == "__main__":
+    main()
