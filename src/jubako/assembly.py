@@ -41,7 +41,8 @@ class Assembly:
     metrics: Metrics
     tracing: Tracing
     watching: asyncio.Task[None]
-    _closed: bool = False
+    closed: bool = False
+    """From the beginning of `close` on: what comes then cannot be put on record."""
 
     @classmethod
     async def open(cls, settings: Settings, manifest: Manifest, life: Life) -> Assembly:
@@ -89,9 +90,9 @@ class Assembly:
 
     async def close(self) -> None:
         """Have every settlement and every account where it belongs. To be called once no request is in flight."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         self.watching.cancel()
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):

@@ -29,7 +29,7 @@ from jubako.boundary.application import Application
 from jubako.boundary.exchange import Exchange
 from jubako.engine import options as engine_options
 from jubako.engine.port import Engine
-from jubako.errors import StartupFault, Unavailable
+from jubako.errors import Refusal, StartupFault, Unavailable
 from jubako.gate import demo
 from jubako.life import Life, engine_lost, shutting_down
 from jubako.release import catalogue
@@ -218,11 +218,16 @@ class Server:
         return await asyncio.to_thread(exposition, REGISTRY, accept)
 
     async def _handle(self, exchange: Exchange) -> None:
-        if self._assembly is None:
-            # Nothing is open that could put it on record: seconds, in which an orchestrator sends no traffic.
-            await exchange.refuse(Unavailable("The model is not ready yet.", code="not_ready"))
-        else:
+        if self._assembly is not None and not self._assembly.closed:
             await self._assembly.pipeline(exchange)
+            return
+        # Nothing is open that could put it on record: seconds, in which an orchestrator sends no traffic.
+        try:
+            if self._life is not None:
+                self._life.require_ready()
+            raise shutting_down()
+        except Refusal as refusal:
+            await exchange.refuse(refusal)
 
     # -- the end
 

@@ -248,3 +248,28 @@ async def test_time_to_the_first_token_counts_from_arrival() -> None:
 
     account = await told(ScriptedEngine(first), Caller(STREAMED))
     assert 0 < account.first_token_seconds <= account.total_seconds
+
+
+async def test_no_task_is_left_by_any_end() -> None:
+    """Of whole replies, streams, callers who leave, deadlines and refusals alike."""
+    before = asyncio.all_tasks()
+    scripts = [
+        says({}),
+        streams(event("a"), DONE),
+        streams(event("a"), ValueError("x")),
+        raises(engine_lost()),
+        hangs(),
+    ]
+    for script in scripts:
+        for leaves in (False, True):
+            stream = "streams" in getattr(script, "__qualname__", "")
+            pipeline = ready_pipeline(ScriptedEngine(script), given=policy(deadline_seconds=0.05))
+            caller = Caller(ASKED | {"stream": stream})
+            task = caller.begin(pipeline)
+            if leaves:
+                await asyncio.sleep(0)
+                caller.leave()
+            await task
+            assert (pipeline.admission.running, pipeline.life.in_flight) == (0, 0)
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before

@@ -30,6 +30,17 @@ async def held(life: Life) -> tuple[asyncio.Task[str], asyncio.Event, Lease]:
     return task, released, await holding
 
 
+async def test_a_request_with_its_end_is_interrupted_by_its_caller_alone() -> None:
+    """What is on record is not changed by a drain or a deadline; a caller who is gone is not waited for."""
+    task, _, lease = await held(Life())
+    lease.conclude()
+    lease.interrupt(shutting_down())
+    assert lease.cause is None
+    lease.interrupt(ClientGone())
+    assert isinstance(lease.cause, ClientGone)
+    assert await task == "interrupted"
+
+
 def test_a_life_goes_from_starting_to_ready_to_draining() -> None:
     """Nothing goes back; readiness says why not."""
     life = Life()
