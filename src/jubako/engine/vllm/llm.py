@@ -39,6 +39,8 @@ class Generation:
     failure: Exception | None = None
     states: list[RequestState] = field(default_factory=list)
     """vLLM's record of each sequence; it stands after the engine has forgotten it."""
+    asked_prompt_tokens: int = 0
+    """Of all prompts that were shown to `on_prompt`; whether the engine gets them is decided after that."""
     over: bool = False
     """Nothing more may be generated for the call: it was stopped, or its reply is whole."""
 
@@ -46,6 +48,12 @@ class Generation:
     def request_id(self) -> str:
         """The call's."""
         return self.call.request_id
+
+    def register(self, state: RequestState) -> None:
+        """The engine has this sequence now; a prompt is counted with its first, whatever becomes of it."""
+        self.states.append(state)
+        if state.request_index == 0:
+            self.call.usage.prompt_tokens += state.prompt_len
 
     def settle(self) -> None:
         """Make the call's usage exact: what was really generated, whatever of it reached a consumer."""
@@ -117,7 +125,7 @@ class OwnedLLM(AsyncLLM):
             generation = current_generation.get()
             state = self.output_processor.request_states.get(request.request_id)
             if generation is not None and state is not None:
-                generation.states.append(state)
+                generation.register(state)
 
     def take_over_validation(self, vetting: Vetting) -> None:
         """Have every grammar vetted, and vLLM not read it again on the event loop."""
@@ -189,6 +197,6 @@ async def _hold_to_grant(generation: Generation, prompt: Any, sampling_params: A
     granted = call.demand.output_tokens
     if sampling_params.max_tokens is None or sampling_params.max_tokens > granted:
         sampling_params.max_tokens = granted
-    call.usage.prompt_tokens += len(token_ids)
+    generation.asked_prompt_tokens += len(token_ids)
     if generation.on_prompt is not None:
-        await generation.on_prompt(call.usage.prompt_tokens)
+        await generation.on_prompt(generation.asked_prompt_tokens)
