@@ -53,6 +53,7 @@ class Postgres:
     def start(self) -> None:
         """Start it and wait until it answers."""
         options = f"-c listen_addresses= -c unix_socket_directories={self.folder} -c fsync=off"
+        options += " -c dynamic_shared_memory_type=mmap"  # nothing of it in /dev/shm, which tests look at
         log = str(self.folder / "log")
         self.run("pg_ctl", "-D", str(self.folder / "data"), "-w", "-l", log, "-o", options, "start")
 

@@ -182,12 +182,12 @@ def assert_each_once(requests: list[Sent], lines: list[Line]) -> None:
             continue
         assert len(mine) == 1, (one.request_id, one.kind, one.end)
         (line,) = mine
-        assert line["status"] == one.status
+        assert line["status"] == one.status, (one.request_id, one.kind)
         if one.end == "error" or one.status != httpx.codes.OK:
             assert line["outcome"] in {"refused", "deadline", "failed"}
             assert line["code"] == json.loads(one.text.strip().splitlines()[-1].removeprefix("data: "))["error"]["code"]
         else:
             assert line["outcome"] in {"completed", "length"}
             assert one.usage is not None
-            assert line["prompt_tokens"] == one.usage["prompt_tokens"]
-            assert line["generated_tokens"] == one.usage["completion_tokens"]
+            counted = {"prompt_tokens": line["prompt_tokens"], "completion_tokens": line["generated_tokens"]}
+            assert counted == {name: one.usage[name] for name in counted}, (one.request_id, one.kind)
