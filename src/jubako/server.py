@@ -273,6 +273,9 @@ class Server:
         processes.exit_at_latest(limits.drain_seconds + 2 * TELL_SECONDS + 2 * limits.close_seconds, 1)
         if self._engine is not None:
             self._engine.end_expected()
+        life.begin_draining()
+        if self._pipeline is not None:
+            self._pipeline.drain(shutting_down)
         await life.drain(limits.drain_seconds, TELL_SECONDS)
         await self.stop()
         self._leave(signum)

@@ -129,6 +129,7 @@ PRIVILEGED = frozenset(
         "cache_salt",  # whose prefixes are read from the cache
         "data_parallel_rank",  # which engine works
         "ec_transfer_params",  # another server's memory
+        "logprob_token_ids",  # vLLM then takes the log-probabilities of the whole batch, of other requests too
         "kv_transfer_params",  # the same, and a prompt other than the one that was checked
         "media_io_kwargs",  # how much decoding costs
         "mm_payload",  # for vLLM's render routes, which are not served
@@ -157,7 +158,6 @@ _SAMPLING: Mapping[str, Spec] = {
     "include_stop_str_in_output": FLAG,
     "length_penalty": Real(100, low=-100),
     "logit_bias": Shape({"type": "object", "additionalProperties": {"type": "number"}, "maxProperties": "logit_bias"}),
-    "logprob_token_ids": TokenIds("logprobs"),
     "max_tokens": Whole("output_tokens"),
     "min_p": Real(1),
     "min_tokens": Whole("output_tokens"),

@@ -137,13 +137,13 @@ class VllmEngine:
             if isinstance(result, ErrorResponse):
                 raise generation.failure or faults.from_body(result.model_dump()["error"])
         except (Refusal, asyncio.CancelledError):
-            self._forget(generation)
+            await self._end(generation)
             raise
         except Exception as error:
-            self._forget(generation)
+            await self._end(generation)
             raise self._refusal(error) from error
         if isinstance(result, BaseModel):
-            self._forget(generation)
+            await self._end(generation)
             return Document(result.model_dump_json().encode())
         return Stream(self._events(result, generation))
 
@@ -167,7 +167,7 @@ class VllmEngine:
             raise InternalError("The stream ended early.")
         finally:
             await source.aclose()
-            self._forget(generation)
+            await self._end(generation)
 
     def _streamed_refusal(self, event: str, generation: Generation) -> Refusal:
         if generation.failure is not None:
@@ -179,15 +179,19 @@ class VllmEngine:
     def _refusal(self, error: Exception) -> Refusal:
         return faults.from_exception(error)
 
-    def _forget(self, generation: Generation) -> None:
-        if self._generations.get(generation.request_id) is generation:
-            del self._generations[generation.request_id]
+    async def _end(self, generation: Generation) -> None:
+        """Make the call's usage final: nothing of it runs any more, whatever vLLM's serving objects left running."""
+        try:
+            await self.abort(generation.request_id)
+        finally:
+            generation.settle()
 
     async def abort(self, request_id: str) -> None:
         """Stop everything that runs for `request_id`; see the port."""
         generation = self._generations.pop(request_id, None)
-        if generation is not None and generation.engine_ids and not self._running.llm.errored:
-            await self._running.llm.abort(list(generation.engine_ids))
+        launched = self._launched
+        if generation is not None and generation.engine_ids and launched is not None and not launched.llm.errored:
+            await launched.llm.abort(list(generation.engine_ids))
 
     def vital_signs(self) -> VitalSigns:
         """The pulse; see the port."""

@@ -35,6 +35,8 @@ class Generation:
 
     call: Call
     on_prompt: OnPrompt | None = None
+    prompt_tokens: int = 0
+    """Of every prompt that was rendered, let in or not."""
     engine_ids: set[str] = field(default_factory=set)
     failure: Exception | None = None
     states: list[RequestState] = field(default_factory=list)
@@ -102,11 +104,13 @@ class OwnedLLM(AsyncLLM):
 
     vetting: Vetting
 
-    async def add_request(self, request_id: str, *arguments: Any, **options: Any) -> Any:
+    async def add_request(self, request_id: str, prompt: Any, *arguments: Any, **options: Any) -> Any:
         """Register with the engine, and keep vLLM's record of each sequence: it counts the tokens."""
-        queue = await super().add_request(request_id, *arguments, **options)
+        queue = await super().add_request(request_id, prompt, *arguments, **options)
         generation = current_generation.get()
         if generation is not None:
+            # Only now: what was refused, by us or by vLLM's own checks, was not used.
+            generation.call.usage.prompt_tokens += len(prompt["prompt_token_ids"])
             processor = self.output_processor
             internal_ids = processor.external_req_ids.get(request_id, ())
             generation.states += [
@@ -182,6 +186,6 @@ async def _hold_to_grant(generation: Generation, prompt: Any, sampling_params: A
     granted = call.demand.output_tokens
     if sampling_params.max_tokens is None or sampling_params.max_tokens > granted:
         sampling_params.max_tokens = granted
-    call.usage.prompt_tokens += len(token_ids)
+    generation.prompt_tokens += len(token_ids)
     if generation.on_prompt is not None:
-        await generation.on_prompt(call.usage.prompt_tokens)
+        await generation.on_prompt(generation.prompt_tokens)
