@@ -272,7 +272,7 @@ def _classes(parent: type[Refusal]) -> list[type[Refusal]]:
 @pytest.mark.parametrize("refusal", sorted(_classes(Refusal), key=str))
 async def test_every_refusal_says_whether_to_retry(refusal: type[Refusal]) -> None:
     """`x-should-retry` is always there; when it says yes, so is how long to wait."""
-    options = {"allow": "GET"} if refusal.__name__ == "MethodNotAllowed" else {}
+    options: dict[str, Any] = {"allow": "GET"} if refusal.__name__ == "MethodNotAllowed" else {}
     error = refusal("no", **options)
     caller = await Caller(ASKED, path=CHAT).call(ready_pipeline(ScriptedEngine(raises(error))))
     assert caller.status == refusal.status
