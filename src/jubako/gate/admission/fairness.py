@@ -329,9 +329,13 @@ class Fairness:
             tenants.usual_at = self._step
 
     def _entry(self, level: int) -> float:
-        """The counter that a newcomer of a priority is lifted to: the least of those who wait, else the last served."""
+        """The counter that a newcomer of a priority is lifted to: that of who started last, so that it is next.
+
+        Never above the least of those who wait: it would have to wait until all of them had caught up.
+        """
+        reached = self._reached.get(level, 0.0)
         turns = self._turns.get(level)
-        return turns[0][0] if turns else self._reached.get(level, 0.0)
+        return min(reached, turns[0][0]) if turns else reached
 
     def _age(self, flow: Flow, order: int, now: float) -> None:
         """Find the priority that the tenant stands at by now, and when it moves up next."""
