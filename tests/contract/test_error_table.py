@@ -64,7 +64,7 @@ TABLE: dict[str, tuple[int, str, str, type[openai.APIStatusError]]] = {
 """Code -> status, type, whether to retry, and what the official client raises."""
 
 
-class Client(openai.OpenAI):  # type: ignore[misc,unused-ignore] - mypy sees no types of it everywhere
+class Client(openai.OpenAI):  # type: ignore[misc]
     """The official client with its own retries. What it would wait is noted, and `meanwhile` is called instead."""
 
     waits: list[float]

@@ -35,4 +35,4 @@ def test_the_document_is_true_of_the_boundary(wire: Wire, operation: str, mode: 
     """Every status is documented, every reply has its schema, and nothing is a fault of the server's."""
     fuzzing = Fuzzing(wire.url.removesuffix("/v1"), wire.key("patient"), "scripted", seconds=30)
     fuzzing.run(operation, mode, examples=40)
-    print(operation, mode.value, dict(fuzzing.statuses))
+    assert fuzzing.statuses.total() > 0

@@ -79,8 +79,8 @@ def fault_of(client: httpx.Client, one: Hostile) -> str | None:
     """What is wrong with the reply to a hostile request, if anything is."""
     try:
         reply = _asked(client, one)
-    except httpx.TransportError as error:
-        return f"{one.name}: no reply: {error!r}"
+    except httpx.TransportError as broken:
+        return f"{one.name}: no reply: {broken!r}"
     if reply.status_code not in one.statuses:
         return f"{one.name}: {reply.status_code}, not one of {sorted(one.statuses)}: {reply.text[:300]}"
     if reply.status_code == httpx.codes.OK:
