@@ -25,6 +25,13 @@ SCHEMA = schemathesis.openapi.from_path(DOCUMENT)
 # The key is always sent: a fuzzed one would be refused, and the request with it.
 SCHEMA.config.generation.with_security_parameters = False
 OPERATIONS = {one.ok().label: one.ok() for one in SCHEMA.get_all_operations() if isinstance(one, Ok)}
+FUZZES = [
+    (label, mode)
+    for label in OPERATIONS
+    for mode in schemathesis.GenerationMode
+    # Nothing can be wrong about a request that has no body, but its URL and its key.
+    if mode is schemathesis.GenerationMode.POSITIVE or label.startswith("POST")
+]
 CHECKS: list[Callable[..., Any]] = [
     checks.not_a_server_error,
     openapi_checks.status_code_conformance,
@@ -113,7 +120,7 @@ class Fuzzing:
 
 
 def _whole(value: Any) -> Any:
-    """`value` with `5.0` written as 5 in lists: both are integers to JSON Schema, and token ids are taken as 5 alone."""
+    """`value` with `5.0` as 5 within lists: both are integers to JSON Schema, and a token's id is taken as 5 alone."""
     if isinstance(value, list):
         return [_whole(one) for one in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
