@@ -135,7 +135,9 @@ class Exchange:
         if self.reply_started:
             await self._write(problems.event(refusal), more=False)
         else:
-            await self._whole(refusal.status, problems.body(refusal), problems.headers(refusal))
+            # The official SDKs count their attempts in this header; what it says changes nothing but the advice.
+            retried = self.header("x-stainless-retry-count") not in {None, "0"}
+            await self._whole(refusal.status, problems.body(refusal), problems.headers(refusal, retried=retried))
 
     async def abandon(self) -> None:
         """End the exchange of a caller who is gone: unless something is sent, middleware around us waits for it."""
