@@ -64,9 +64,9 @@ is accepted. The ratio is what the refusal told over when a probe was first acce
   a core. {lag_note}
 - Jubako's tenants have one policy: {policy}.
   Settings other than those in `configuration/`: {overrides}.
-- Admission held {overload_pace:g} s an output token in the sweep and for Retry-After, and {fairness_pace:g} s for fairness: beside a full
-  engine a first token waits for a step or two, and a shorter step is bought with throughput. The saturation that fairness
-  is measured in is that of its own pace.
+- Admission held {overload_pace:g} s an output token in the sweep and for Retry-After, and {fairness_pace:g} s for
+  fairness: beside a full engine a first token waits for a step or two, and a shorter step is bought with
+  throughput. The saturation that fairness is measured in is that of its own pace.
 
 ## Machine and versions
 
