@@ -32,7 +32,7 @@ class Neighbour(threading.Thread):
         super().__init__(daemon=True)
         self._url = f"{server.url}/v1/completions"
         self._client = httpx.Client(headers={"authorization": f"Bearer {key}"}, timeout=STALL_SECONDS)
-        self._stop = threading.Event()
+        self._ending = threading.Event()
         self.streaming = threading.Event()
         self.streams = 0
         self.faults: list[str] = []
@@ -41,7 +41,7 @@ class Neighbour(threading.Thread):
     def run(self) -> None:
         """Stream until the stop."""
         with self._client:
-            while not self._stop.is_set() and not self.faults:
+            while not self._ending.is_set() and not self.faults:
                 try:
                     self._stream()
                 except httpx.TransportError as error:
@@ -65,7 +65,7 @@ class Neighbour(threading.Thread):
 
     def stop(self) -> None:
         """Let the stream under way end, and wait for it."""
-        self._stop.set()
+        self._ending.set()
         self.join(2 * STALL_SECONDS)
         assert not self.is_alive(), "the neighbour's stream has no end"
 
