@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
 from tests.contract.corpus import BASE
 from tests.engine_metrics import await_rest
-from tests.hostile import HOSTILE, Hostile
+from tests.hostile import HOSTILE
+from tests.hostile_sender import STALL_SECONDS, faults_of
 
 if TYPE_CHECKING:
     from tests.project import Served
@@ -20,13 +20,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-AT_A_TIME = 8
-STALL_SECONDS = 90.0
-"""No reply may take longer, grammars that are too costly included."""
 LARGEST_GAP_SECONDS = 5.0
 LARGEST_GROWTH_BYTES = 300 << 20
-TURNS = 12
-"""How often a busy server is asked again, when it says to come back."""
 PROMPT = {"model": BASE, "prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}
 
 
@@ -37,7 +32,7 @@ class Neighbour(threading.Thread):
         super().__init__(daemon=True)
         self._url = f"{server.url}/v1/completions"
         self._client = httpx.Client(headers={"authorization": f"Bearer {key}"}, timeout=STALL_SECONDS)
-        self._stop = threading.Event()
+        self._ending = threading.Event()
         self.streaming = threading.Event()
         self.streams = 0
         self.faults: list[str] = []
@@ -46,7 +41,7 @@ class Neighbour(threading.Thread):
     def run(self) -> None:
         """Stream until the stop."""
         with self._client:
-            while not self._stop.is_set() and not self.faults:
+            while not self._ending.is_set() and not self.faults:
                 try:
                     self._stream()
                 except httpx.TransportError as error:
@@ -70,34 +65,9 @@ class Neighbour(threading.Thread):
 
     def stop(self) -> None:
         """Let the stream under way end, and wait for it."""
-        self._stop.set()
+        self._ending.set()
         self.join(2 * STALL_SECONDS)
         assert not self.is_alive(), "the neighbour's stream has no end"
-
-
-def fault_of(client: httpx.Client, one: Hostile) -> str | None:
-    """What is wrong with the reply to a hostile request, if anything is."""
-    try:
-        reply = _asked(client, one)
-    except httpx.TransportError as broken:
-        return f"{one.name}: no reply: {broken!r}"
-    if reply.status_code not in one.statuses:
-        return f"{one.name}: {reply.status_code}, not one of {sorted(one.statuses)}: {reply.text[:300]}"
-    if reply.status_code == httpx.codes.OK:
-        return None if reply.json()["choices"] else f"{one.name}: answered with nothing"
-    error: dict[str, Any] = reply.json()["error"]
-    known = error.keys() == {"message", "type", "param", "code"} and len(error["message"]) < 2000
-    return None if known else f"{one.name}: not an error of ours: {reply.text[:300]}"
-
-
-def _asked(client: httpx.Client, one: Hostile) -> httpx.Response:
-    """The reply, once the server is not too busy for one: the corpus does not know how busy it is."""
-    for _ in range(TURNS - 1):
-        reply = client.post(one.path, content=one.body, headers=dict(one.headers))
-        if reply.status_code != httpx.codes.TOO_MANY_REQUESTS:
-            return reply
-        time.sleep(min(float(reply.headers["retry-after-ms"]) / 1000, 10.0))
-    return client.post(one.path, content=one.body, headers=dict(one.headers))
 
 
 def test_no_hostile_request_harms_the_server_or_a_neighbour(jubako_server: Served, keys: Keys) -> None:
@@ -111,8 +81,7 @@ def test_no_hostile_request_harms_the_server_or_a_neighbour(jubako_server: Serve
         neighbour.start()
         try:
             assert neighbour.streaming.wait(STALL_SECONDS), neighbour.faults
-            with ThreadPoolExecutor(AT_A_TIME) as senders:
-                faults = [fault for fault in senders.map(lambda one: fault_of(client, one), HOSTILE) if fault]
+            faults = faults_of(client, HOSTILE)
         finally:
             neighbour.stop()
         assert not faults, "\n".join(faults)
