@@ -93,7 +93,7 @@ def test_plain_bentoml_serve_refuses_too(project: Project) -> None:
     command = [sys.executable, "-m", "bentoml", "serve", "service:Jubako", "--port", str(port), "--host", "127.0.0.1"]
     with project.serving(command, port=port) as served:
         status = served.wait_end()
-        assert "API key file" in served.log
+        assert "Make a key with `jubako keys create TENANT`" in served.log
         _only_refused(served, status)
 
 
