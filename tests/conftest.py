@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import yaml
 
@@ -13,6 +14,10 @@ from tests import tenants
 from tests.contract.corpus import ADAPTER, CONTEXT_TOKENS
 from tests.project import DEMO, REPOSITORY, Project, Served
 from tests.tiny_lora import write_adapter
+
+# How long an example takes depends on what else the machine does; pytest's own timeout is the bound.
+hypothesis.settings.register_profile("jubako", deadline=None)
+hypothesis.settings.load_profile("jubako")
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ the first step of a sequence computes its whole prompt. Callers leave as soon as
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 import itertools
 import random
@@ -18,7 +19,7 @@ from jubako.gate.admission.scheduler import Scheduler
 from jubako.sections import AdmissionSettings
 from jubako.vocabulary import Budget, Demand, Limits, Policy, Principal, Step, Usage
 
-LIMITS = Limits(*([1] * 22))
+LIMITS = Limits(*([1] * len(dataclasses.fields(Limits))))
 
 SMOLLM2 = (0.036, 0.0029, 0.001)
 """Seconds of a step: base, each sequence, each prompt token; the first two fitted to the demo model on two cores."""

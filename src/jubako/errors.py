@@ -26,6 +26,8 @@ class Refusal(Exception):
     type: ClassVar[str] = "server_error"
     default_code: ClassVar[str] = "internal_error"
     retry: ClassVar[bool] = False
+    retry_once: ClassVar[bool] = False
+    """Whether one more try is the last that helps."""
     retry_after_seconds: float = 1.0
     rates: Rates | None = None
     """The caller's limits a minute at that moment, where a budget refused."""
@@ -159,9 +161,13 @@ class DeadlineExceeded(Refusal):
 
 
 class InternalError(Refusal):
-    """A fault of ours. The cause is in the log under the request id, not in the message."""
+    """A fault of ours. The cause is in the log under the request id, not in the message.
+
+    What failed twice is no accident: a third try would do the same harm again.
+    """
 
     retry = True
+    retry_once = True
 
 
 class ClientGone(Exception):

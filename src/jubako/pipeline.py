@@ -16,7 +16,7 @@ import hmac
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -161,6 +161,11 @@ class Pipeline:
                 raise
             _uncancel()
 
+    def drain(self, cause: Callable[[], Refusal]) -> None:
+        """Refuse what waits in the queue and what comes: another replica may have room now."""
+        if self._admission is not None:
+            self._admission.close(cause)
+
     async def settled(self) -> None:
         """Wait until every reservation that was ended is in the budgets' store."""
         while self._settling:
@@ -180,6 +185,7 @@ class Pipeline:
             limit_seconds=min(policy.limits.body_seconds, deadline_seconds),
         )
         fields = protocol.parse(body, exchange.header("content-type"), policy.limits)
+        del body  # the request may wait, and megabytes would wait with it
         salt = hmac.new(self._salt, principal.tenant.encode(), hashlib.sha256).hexdigest()
         fields, demand = limits.check(match.route, fields, policy.limits, media_salt=salt)
         demand = self._approved(demand, principal)

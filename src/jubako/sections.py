@@ -94,7 +94,8 @@ class AuthenticationSettings(Section):
 
     keys_file: Path
     tenants_file: Path
-    reload_seconds: Annotated[float, Field(gt=0, le=60)]
+    reload_seconds: Annotated[float, Field(gt=0, le=1)]
+    """A revoked key fails within twice this."""
     jwt: JwtSettings | None
 
 
@@ -117,6 +118,7 @@ class LimitSettings(Section):
     output_tokens: Count
     default_output_tokens: Count
     choices: Count
+    sequences: Count
     logprobs: CountOrNone
     stops: CountOrNone
     stop_characters: Count

@@ -267,6 +267,9 @@ class Server:
         processes.exit_at_latest(latest_seconds, 1)
         if self._engine is not None:
             self._engine.end_expected()
+        life.begin_draining()
+        if self._assembly is not None:
+            self._assembly.pipeline.drain(shutting_down)
         await life.drain(limits.drain_seconds, TELL_SECONDS)
         await self.stop()
         self._leave(signum)

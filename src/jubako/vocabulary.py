@@ -70,6 +70,8 @@ class Limits:
     """Each choice of a request that asks for no number."""
     choices: int
     """`n` and `best_of`."""
+    sequences: int
+    """Choices of all prompts together: what one request takes of the engine at once."""
     logprobs: int
     stops: int
     stop_characters: int

@@ -46,7 +46,7 @@ def promised(request: Request, reply: Reply, declared: Iterable[Declared]) -> Re
     return reply
 
 
-def refusal(status: int, kind: str, code: str, message: Any = SENTENCE, param: Any = None, **headers: str) -> Reply:
+def refusal(status: int, kind: str, code: Any, message: Any = SENTENCE, param: Any = None, **headers: str) -> Reply:
     """A refusal in Jubako's shape."""
     error = {"message": message, "type": kind, "param": param, "code": code}
     return Reply(status, JSON | headers, document={"error": error})
@@ -120,7 +120,12 @@ def _privileged(reply: Reply) -> Reply:
 
 
 def _hard_limit(reply: Reply) -> Reply:
-    return refusal(400, "invalid_request_error", "unsupported_value", param=Text(r"\S+"))
+    return refusal(400, "invalid_request_error", "unsupported_value", Text(r"\S+: .+"), Text(r"\S+"))
+
+
+def _vetted(reply: Reply) -> Reply:
+    code, param = Text("invalid_value|unsupported_value"), Text(r"(response_format|structured_outputs).*")
+    return refusal(400, "invalid_request_error", code, Text(".+"), param)
 
 
 def _unknown_field(reply: Reply) -> Reply:
@@ -284,6 +289,19 @@ DECLARED = (
             "chat with a seed beyond all bounds is refused",
             "completion with too many logprobs is refused",
             "a completion stream of too many logprobs is refused",
+        ),
+    ),
+    Declared(
+        "vetted-grammars",
+        "A schema, regular expression or choice that cannot be used is refused in words of ours, with `param`.",
+        "They are tried in a process of their own before the engine has them; vLLM's words quote what was sent.",
+        _vetted,
+        (
+            "chat with a schema that is not one is refused",
+            "a stream to a schema that is not one is refused",
+            "chat with a broken regular expression is refused",
+            "a stream to a broken regular expression is refused",
+            "chat with an empty choice is refused",
         ),
     ),
     Declared(

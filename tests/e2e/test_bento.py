@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from jubako.gate.authentication import ensure_key
 from jubako.release import manifest as manifests
 from tests.project import DEMO, READY_SECONDS, REPOSITORY, Project, Served, free_port, until
 
@@ -37,10 +36,17 @@ class Bento:
     home: Path
 
     def elsewhere(self, folder: Path) -> Project:
-        """A folder with nothing but a key, to serve from."""
-        ensure_key(folder / ".jubako" / "dev.key")
-        environment = {"BENTOML_HOME": str(self.home)}
-        environment["JUBAKO__AUTHENTICATION__KEY_FILE"] = str(folder / ".jubako" / "dev.key")
+        """A folder with nothing but keys, to serve from."""
+        kept = folder / ".jubako"
+        kept.mkdir(parents=True)
+        environment = {
+            "BENTOML_HOME": str(self.home),
+            "JUBAKO__AUTHENTICATION__KEYS_FILE": str(kept / "keys.json"),
+            "JUBAKO__BUDGETS__SQLITE_FILE": str(kept / "budgets.sqlite"),
+        }
+        made = Project(REPOSITORY, environment).jubako("keys", "create", "default")
+        assert made.returncode == 0, made.stderr
+        (kept / "dev.key").write_text(made.stdout)
         return Project(folder, environment)
 
     def command(self, port: int) -> list[str]:

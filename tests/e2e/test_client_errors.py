@@ -12,7 +12,6 @@ import httpx
 import openai
 import pytest
 
-from jubako.boundary.protocol import PRIVILEGED_FIELDS
 from tests.contract.corpus import BASE, CHAT, COMPLETIONS, TOO_LONG, says
 
 if TYPE_CHECKING:
@@ -21,6 +20,24 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 HELLO = says("hello")
+PRIVILEGED_FIELDS = (
+    "cache_salt",
+    "data_parallel_rank",
+    "ec_transfer_params",
+    "kv_transfer_params",
+    "media_io_kwargs",
+    "mm_payload",
+    "mm_processor_kwargs",
+    "priority",
+    "request_id",
+    "return_mm_kwargs",
+    "return_token_offsets",
+    "routed_experts_prompt_start",
+    "session_id",
+    "stream_interval",
+    "vllm_xargs",
+    "watermarking",
+)
 LIMIT_BYTES = 4 * 1024 * 1024
 INVALID = "invalid_request_error"
 
@@ -73,8 +90,8 @@ def test_an_unknown_model_is_not_found(client: Any) -> None:
         ({"top_p": 2}, "top_p"),
         ({"n": 0}, None),
         ({"max_tokens": -1}, "max_tokens"),
-        ({"logprobs": True, "top_logprobs": 21}, "logprobs"),
-        ({"presence_penalty": 3}, None),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"presence_penalty": 3}, "presence_penalty"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"messages": "hello"}, "messages"),
     ],
@@ -84,12 +101,13 @@ def test_a_wrong_value_is_a_bad_request(client: Any, fields: dict[str, Any], par
     """That names the field in `param`, where the engine says which it is, and in any case in words."""
     with pytest.raises(openai.BadRequestError) as raised:
         client.chat.completions.create(**{"model": BASE, "messages": HELLO} | fields)
-    assert told(raised.value)[:2] == (INVALID, "invalid_value")
+    kind, code, _ = told(raised.value)
+    assert (kind, code) in {(INVALID, "invalid_value"), (INVALID, "unsupported_value")}  # the engine's, or the limits'
     assert (raised.value.param or "").partition("[")[0].partition(".")[0] == (param or "")
     assert param or next(iter(fields)) in raised.value.message
 
 
-@pytest.mark.parametrize("name", sorted(PRIVILEGED_FIELDS))
+@pytest.mark.parametrize("name", PRIVILEGED_FIELDS)
 def test_a_privileged_field_is_a_bad_request(client: Any, name: str) -> None:
     """A caller cannot set what is the server's."""
     with pytest.raises(openai.BadRequestError) as raised:
@@ -110,7 +128,7 @@ def test_too_long_a_prompt_is_a_bad_request(client: Any, *, stream: bool) -> Non
 
 @pytest.mark.parametrize(
     "fields",
-    [{"logprobs": 21}, {"prompt": [99999999]}, {"logit_bias": {"99999999": 1}}, {"temperature": -1}],
+    [{"prompt": [99999999]}, {"logit_bias": {"99999999": 1}}, {"temperature": -1}],
     ids=lambda fields: next(iter(fields)),
 )
 def test_what_the_engine_finds_wrong_in_a_stream_is_a_status(client: Any, fields: dict[str, Any]) -> None:
@@ -186,10 +204,10 @@ def test_another_method_is_refused(http: httpx.Client, path: str, allowed: str, 
 class Raw:
     """A connection whose bytes are the test's."""
 
-    def __init__(self, server: Served, *headers: str, path: str = CHAT) -> None:
+    def __init__(self, server: Served, *headers: str, path: str = CHAT, key: str | None = None) -> None:
         address = urlsplit(server.url)
         self.socket = socket.create_connection((address.hostname, address.port), timeout=30)
-        lines = [f"POST {path} HTTP/1.1", "host: test", f"authorization: Bearer {server.key}"]
+        lines = [f"POST {path} HTTP/1.1", "host: test", f"authorization: Bearer {key or server.key}"]
         lines += ["content-type: application/json", *headers]
         self.socket.sendall("\r\n".join([*lines, "", ""]).encode())
 
@@ -256,6 +274,6 @@ def test_a_body_that_does_not_come_is_refused(raw: Any) -> None:
 
 def test_a_stranger_s_body_is_not_waited_for(jubako_server: Served, raw: Any) -> None:
     """401 before the body, and the connection ends."""
-    connection = raw("content-length: 1000", "authorization: Bearer wrong")
+    connection = raw("content-length: 1000", key="wrong")
     status, error, closed = connection.reply()
     assert (status, error["code"], closed) == (401, "invalid_api_key", True)

@@ -93,7 +93,7 @@ def test_plain_bentoml_serve_refuses_too(project: Project) -> None:
     command = [sys.executable, "-m", "bentoml", "serve", "service:Jubako", "--port", str(port), "--host", "127.0.0.1"]
     with project.serving(command, port=port) as served:
         status = served.wait_end()
-        assert "API key file" in served.log
+        assert "Make a key with `jubako keys create TENANT`" in served.log
         _only_refused(served, status)
 
 
@@ -135,6 +135,6 @@ def test_a_wrong_model_does_not_become_ready(project: Project, model_folder: Pat
 def test_no_key_is_made_outside_the_project(project: Project, tmp_path: Path) -> None:
     """A mounted key that is not there is a mistake to be told, not a server with a key that nobody knows."""
     missing = tmp_path / "mounted" / "key"
-    project.environment["JUBAKO__AUTHENTICATION__KEY_FILE"] = str(missing)
-    assert "API key file" in _refused(project)
+    project.environment["JUBAKO__AUTHENTICATION__KEYS_FILE"] = str(missing)
+    assert str(missing) in _refused(project)
     assert not missing.parent.exists()

@@ -191,14 +191,14 @@ def test_a_cancelled_stream_is_charged_what_was_generated(jubako_server: Served,
     assert 10 + 4 <= used < 150
 
 
-def test_one_place_is_one_place(jubako_server: Served, keys: Keys) -> None:
+@pytest.mark.parametrize(("tenant", "second"), [("one-at-a-time", 429), ("one-a-key", 200)])
+def test_one_place_is_one_place(jubako_server: Served, keys: Keys, tenant: str, second: int) -> None:
     """Of the tenant, or of each of its keys; a place that was left is free at once."""
-    for tenant, second in (("one-at-a-time", 429), ("one-a-key", 200)):
-        first, other = keys.of(tenant), keys.another(tenant)
-        with streaming(jubako_server, first):
-            assert error_of(ask(jubako_server, first)) == (429, "concurrency_exceeded")
-            assert ask(jubako_server, other).status_code == second
-        until(lambda key=first: ask(jubako_server, key).status_code == httpx.codes.OK, "the place is free", 10)
+    first, other = keys.of(tenant), keys.another(tenant)
+    with streaming(jubako_server, first):
+        assert error_of(ask(jubako_server, first)) == (429, "concurrency_exceeded")
+        assert ask(jubako_server, other).status_code == second
+    until(lambda: ask(jubako_server, first).status_code == httpx.codes.OK, "the place is free", 10)
 
 
 class streaming:  # noqa: N801 - reads as a statement

@@ -278,7 +278,7 @@ class Interleavings(RuleBasedStateMachine):
 
         def checked(request: Request, now: float) -> None:
             admission = self.house.admission
-            most = min(8, admission.limit + max(1, admission.limit // 4))
+            most = min(8, admission.limit + max(1, admission.limit // 2))
             assert admission.running == 0 or admission.running + request.sequences <= most
             start(request, now)
 

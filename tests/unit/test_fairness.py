@@ -169,3 +169,34 @@ def test_a_light_tenants_first_token_comes_almost_as_when_it_is_alone(rate: floa
     flood = poisson(10 * rate, 60.0, who=principal("a"), seed=6)
     SimulatedEngine(admission, ceiling=256, coefficients=wide).run([*flood, *beside])
     assert first_tokens(beside) <= 1.5 * first_tokens(alone)
+
+
+def test_a_newcomer_is_not_behind_what_another_priority_was_served() -> None:
+    """Counters are compared within a priority: who was served above it says nothing of what is fair below."""
+    queue = fairness(ageing=1000)
+    for _ in range(50):
+        put(queue, principal("urgent", priority=0))
+    serve(queue, 50)
+    for _ in range(200):
+        put(queue, principal("patient", priority=5))
+    for _ in range(20):
+        put(queue, principal("late", priority=5))
+    served = serve(queue, 20)
+    assert served["late"] == pytest.approx(10, abs=1)
+
+
+def test_an_aged_tenant_is_not_starved_by_its_return() -> None:
+    """What it was lent among those above it is taken back when it stands among its equals again."""
+    queue = fairness(ageing=5)
+    for _ in range(50):
+        put(queue, principal("urgent", priority=0))
+    serve(queue, 50)
+    for one in ("a", "b"):
+        for _ in range(30):
+            put(queue, principal(one, priority=1), now=0.0)
+    served: Counter[str] = Counter()
+    for turn in range(60):
+        served += serve(queue, 1, now=turn * 1.0)
+        if turn == 29:
+            assert served["a"] == pytest.approx(served["b"], abs=4)
+    assert served == {"a": 30, "b": 30}

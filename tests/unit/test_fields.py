@@ -17,7 +17,7 @@ NEVER_OPEN = (
     *("cache_salt", "data_parallel_rank", "ec_transfer_params", "kv_transfer_params", "media_io_kwargs", "mm_payload"),
     *("mm_processor_kwargs", "priority", "prompt_embeds", "request_id", "return_mm_kwargs", "return_token_offsets"),
     *("routed_experts_prompt_start", "session_id", "stream_interval", "use_beam_search", "vllm_xargs", "watermarking"),
-    "chat_template",
+    *("chat_template", "logprob_token_ids"),
 )
 """Written out once more: who takes one of them out of a table must take it out of here too."""
 VLLM_FIELDS = """

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from jubako.errors import DeadlineExceeded, InternalError, InvalidRequest, Refusal
+from jubako.errors import Busy, DeadlineExceeded, InternalError, InvalidRequest, Refusal
 from jubako.life import Life, engine_lost, shutting_down
-from tests.caller import CHAT, Caller, ended, policy, ready_pipeline
+from jubako.vocabulary import Rate, Rates, Scope
+from tests.caller import CHAT, Caller, NoBudgets, ended, policy, ready_pipeline
 from tests.scripted_engine import DONE, ScriptedEngine, event, hangs, raises, says, streams, swallows_cancellation
 
 CANARY = "the-canary-sings-at-dawn"
@@ -269,7 +272,7 @@ def _classes(parent: type[Refusal]) -> list[type[Refusal]]:
 @pytest.mark.parametrize("refusal", sorted(_classes(Refusal), key=str))
 async def test_every_refusal_says_whether_to_retry(refusal: type[Refusal]) -> None:
     """`x-should-retry` is always there; when it says yes, so is how long to wait."""
-    options = {"allow": "GET"} if refusal.__name__ == "MethodNotAllowed" else {}
+    options: dict[str, Any] = {"allow": "GET"} if refusal.__name__ == "MethodNotAllowed" else {}
     error = refusal("no", **options)
     caller = await Caller(ASKED, path=CHAT).call(ready_pipeline(ScriptedEngine(raises(error))))
     assert caller.status == refusal.status
@@ -277,3 +280,126 @@ async def test_every_refusal_says_whether_to_retry(refusal: type[Refusal]) -> No
     assert ("retry-after" in caller.headers) is ("retry-after-ms" in caller.headers) is refusal.retry
     assert set(caller.error) == {"message", "type", "param", "code"}
     assert isinstance(caller.error["code"], str)
+
+
+# -- the gate: what is taken is given back, and what was used is booked, whatever happens
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_was_used_is_booked_before_the_caller_hears_the_end(stream: bool) -> None:
+    """Whole or streamed: who has the last byte may ask again at once."""
+    budgets = NoBudgets()
+    engine = ScriptedEngine(streams(event("a"), DONE) if stream else says({"a": 1}))
+    engine.prompt_tokens = 7
+    pipeline = ready_pipeline(engine, budgets=budgets)
+    caller = Caller({**ASKED, "stream": stream, "max_tokens": 5})
+    settled: list[bool] = []
+    send = caller._send
+
+    async def watching(message: Any) -> None:
+        if message["type"] == "http.response.body" and (DONE in message["body"] or b'"a": 1' in message["body"]):
+            settled.append(budgets.ended == [7] and pipeline.admission.running == 0)
+        await send(message)
+
+    caller._send = watching  # type: ignore[method-assign]
+    await caller.call(pipeline)
+    assert settled == [True]
+
+
+async def test_a_prompt_longer_than_estimated_is_asked_for_again() -> None:
+    """With the exact number and the same bound on output."""
+    budgets, engine = NoBudgets(), ScriptedEngine()
+    engine.prompt_tokens = 500
+    await Caller({**ASKED, "max_tokens": 5}).call(ready_pipeline(engine, budgets=budgets))
+    assert budgets.amended == [505]
+    assert budgets.ended == [500]
+
+
+async def test_a_refusal_takes_nothing() -> None:
+    """By the budget, by the queue, by the engine before it began: nothing stays taken, and the engine is not asked."""
+    budgets = NoBudgets()
+    budgets.refusal = Busy("Too many requests.", retry_after_seconds=3)
+    budgets.refusal.rates = Rates(Rate(3, 0, 20.0))
+    engine = ScriptedEngine()
+    caller = await Caller(ASKED).call(ready_pipeline(engine, budgets=budgets))
+    assert (caller.status, caller.error["code"]) == (429, "rate_limit_exceeded")
+    assert caller.headers["retry-after-ms"] == "3000"
+    assert caller.headers["x-ratelimit-remaining-requests"] == "0"
+    assert caller.headers["x-ratelimit-reset-requests"] == "20s"
+    assert engine.calls == []
+
+    budgets = NoBudgets()
+    pipeline = ready_pipeline(engine, budgets=budgets)
+    pipeline.admission.close(shutting_down)
+    caller = await Caller(ASKED).call(pipeline)
+    assert (caller.status, caller.error["code"]) == (503, "draining")
+    assert budgets.ended == [None]
+    assert engine.calls == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_caller_who_leaves_gives_everything_back(stream: bool) -> None:
+    """The place in the engine and the reservation; what the engine did is booked."""
+    budgets, engine = NoBudgets(), ScriptedEngine(hangs())
+    engine.prompt_tokens = 9
+    pipeline = ready_pipeline(engine, budgets=budgets)
+    caller = Caller({**ASKED, "stream": stream})
+    task = caller.begin(pipeline)
+    await engine.asked.wait()
+    assert pipeline.admission.running == 1
+    caller.leave()
+    await ended(task)
+    assert pipeline.admission.running == 0
+    assert budgets.ended == [9]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_deadline_lowered_by_the_caller_ends_either_kind(stream: bool) -> None:
+    """A whole reply with 504, a stream with an event; and the engine stops."""
+    engine = ScriptedEngine(streams(event("a"), asyncio.Event()) if stream else hangs())
+    headers = {"x-request-timeout-ms": "50"}
+    caller = await Caller({**ASKED, "stream": stream}, headers=headers).call(ready_pipeline(engine))
+    assert caller.status == (200 if stream else 504)
+    assert caller.error["code"] == "deadline_exceeded"
+    assert engine.aborted == [engine.calls[0].request_id]
+
+
+async def test_only_what_constrains_a_reply_is_vetted() -> None:
+    """Before a place in the engine is taken."""
+    engine = ScriptedEngine()
+    pipeline = ready_pipeline(engine)
+    await Caller(ASKED).call(pipeline)
+    assert engine.vetted == []
+    await Caller({**ASKED, "response_format": {"type": "json_object"}}).call(pipeline)
+    assert [call.request_id for call in engine.vetted] == [engine.calls[1].request_id]
+
+
+async def test_each_tenant_has_a_salt_of_its_own() -> None:
+    """The same for all its requests, and nobody else's; no caller sees or sets it."""
+    engine = ScriptedEngine()
+    pipeline = ready_pipeline(engine)
+    for tenant in ("default", "default", "another"):
+        pipeline.authenticator.principal = replace(pipeline.authenticator.principal, tenant=tenant)  # type: ignore[attr-defined]
+        await Caller(ASKED).call(pipeline)
+    salts = [call.cache_salt for call in engine.calls]
+    assert salts[0] == salts[1] != salts[2]
+    assert all(len(salt) == 64 for salt in salts)
+
+
+async def test_a_name_that_is_not_approved_is_one_that_is_not_there() -> None:
+    """In the list, by itself, and to be asked."""
+    engine = ScriptedEngine()
+    pipeline = ready_pipeline(engine, given=policy(models=frozenset()))
+    listed = await Caller(path="/v1/models", method="GET").call(pipeline)
+    assert b'"data":[]' in listed.body
+    for caller in (Caller(path="/v1/models/scripted", method="GET"), Caller(ASKED)):
+        await caller.call(pipeline)
+        assert (caller.status, caller.error["code"]) == (404, "model_not_found")
+    assert engine.calls == []
+
+
+async def test_a_scope_that_is_missing_is_told() -> None:
+    """Before the body is read."""
+    pipeline = ready_pipeline(ScriptedEngine(), given=policy(scopes=frozenset({Scope.MODELS})))
+    caller = await Caller(body_follows=True).call(pipeline)
+    assert (caller.status, caller.error["code"]) == (403, "scope_missing")

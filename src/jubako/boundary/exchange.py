@@ -13,6 +13,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from typing import Any
 
 from jubako.boundary import problems
@@ -30,6 +31,9 @@ MAXIMUM_HEADERS = 100
 """As many as Apache takes by default; SDKs and proxies together send about thirty. uvicorn's parser counts none."""
 MAXIMUM_HEADER_BYTES = 32_768
 """Names and values together: what nginx takes by default. A token of an identity provider has two to eight thousand."""
+LINGER_SECONDS = 5.0
+"""How long a body that nobody wants is taken after the reply; no longer than LINGER_SILENT_SECONDS if nothing comes."""
+LINGER_SILENT_SECONDS = 0.5
 _JSON = (b"content-type", b"application/json")
 _EVENTS = (b"content-type", b"text/event-stream; charset=utf-8")
 _EVERY_REPLY = {b"x-content-type-options": b"nosniff", b"cache-control": b"no-store"}
@@ -139,7 +143,9 @@ class Exchange:
         if self.reply_started:
             await self._write(problems.event(refusal), more=False)
         else:
-            await self._whole(refusal.status, problems.body(refusal), problems.headers(refusal))
+            # The official SDKs count their attempts in this header; what it says changes nothing but the advice.
+            retried = self.header("x-stainless-retry-count") not in {None, "0"}
+            await self._whole(refusal.status, problems.body(refusal), problems.headers(refusal, retried=retried))
 
     async def abandon(self) -> None:
         """End the exchange of a caller who is gone: unless something is sent, middleware around us waits for it."""
@@ -166,7 +172,24 @@ class Exchange:
 
     async def _whole(self, status: int, body: bytes, extra: problems.Headers) -> None:
         await self._start(status, [_JSON, (b"content-length", str(len(body)).encode()), *extra])
+        if self._body_unread:
+            await self._write(body, more=True)
+            await self._discard_body()
+            body = b""
         await self._write(body, more=False)
+
+    async def _discard_body(self) -> None:
+        """Take what the caller still sends, for a while, and keep nothing of it.
+
+        A connection that is closed on unread bytes is reset, and the reply, which the caller has yet to read, is lost.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                while True:
+                    async with asyncio.timeout(LINGER_SILENT_SECONDS):
+                        message = await self._receive()
+                    if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                        return
 
     async def _start(self, status: int, headers: problems.Headers) -> None:
         # Set before the first await: the keep-alive task looks at it.

@@ -129,6 +129,7 @@ PRIVILEGED = frozenset(
         "cache_salt",  # whose prefixes are read from the cache
         "data_parallel_rank",  # which engine works
         "ec_transfer_params",  # another server's memory
+        "logprob_token_ids",  # vLLM then takes the log-probabilities of the whole batch, of other requests too
         "kv_transfer_params",  # the same, and a prompt other than the one that was checked
         "media_io_kwargs",  # how much decoding costs
         "mm_payload",  # for vLLM's render routes, which are not served
@@ -145,6 +146,19 @@ PRIVILEGED = frozenset(
     }
 )
 
+TEMPLATE_RESERVED = frozenset(
+    {
+        # vLLM spreads these arguments over calls of its own and of transformers': each name is a parameter there.
+        *("add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents"),
+        *("max_length", "messages", "model_config", "padding", "processor", "processor_kwargs"),
+        *("return_assistant_tokens_mask", "return_dict", "return_tensors", "self", "tokenize", "tokenizer"),
+        *("tokenizer_kwargs", "tools", "truncation"),
+        # Names that templates take from the tokenizer or from transformers.
+        *("bos_token", "eos_token", "pad_token", "unk_token", "raise_exception", "strftime_now"),
+    }
+)
+"""Names that `chat_template_kwargs` may not hold."""
+
 _FORMAT = Shape({"type": "object", "required": ["type"], "properties": {"type": {"type": "string"}}})
 _SAMPLING: Mapping[str, Spec] = {
     "model": Shape({"type": "string", "maxLength": 256}),
@@ -157,7 +171,6 @@ _SAMPLING: Mapping[str, Spec] = {
     "include_stop_str_in_output": FLAG,
     "length_penalty": Real(100, low=-100),
     "logit_bias": Shape({"type": "object", "additionalProperties": {"type": "number"}, "maxProperties": "logit_bias"}),
-    "logprob_token_ids": TokenIds("logprobs"),
     "max_tokens": Whole("output_tokens"),
     "min_p": Real(1),
     "min_tokens": Whole("output_tokens"),
@@ -203,7 +216,11 @@ CHAT = Table(
         "messages": Shape({"type": "array", "items": {"$ref": "#/components/schemas/Message"}, "maxItems": "messages"}),
         "add_generation_prompt": FLAG,
         "chat_template_kwargs": Shape(
-            {"type": "object", "additionalProperties": {"type": ["string", "number", "boolean", "null"]}}
+            {
+                "type": "object",
+                "propertyNames": {"pattern": "^[A-Za-z][A-Za-z0-9_]*$", "not": {"enum": sorted(TEMPLATE_RESERVED)}},
+                "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
+            }
         ),
         "continue_final_message": FLAG,
         "documents": Shape({"type": "array", "items": {"type": "object", "additionalProperties": {"type": "string"}}}),
@@ -310,7 +327,10 @@ IMAGE_PART = Table(
     # A caller's name for the image is the key of vLLM's media cache: it is dropped, and the server's own put there.
     ignored={"uuid": None, **_CACHE_HINT},
 )
-IMAGE_URL = Table(open={"url": TEXT}, ignored={"detail": None})
+IMAGE_URL = Table(
+    open={"url": Shape({"type": "string", "pattern": "^data:image/(png|jpeg|webp|gif);base64,"})},
+    ignored={"detail": None},
+)
 TOOL_CALL = Table(open={"id": TEXT, "type": one_of("function"), "function": OBJECT}, ignored={"index": None})
 CALLED_FUNCTION = Table(open={"name": TEXT, "arguments": TEXT}, ignored={"parsed_arguments": None})
 TOOL = Table(open={"type": one_of("function"), "function": OBJECT, "defer_loading": FLAG}, ignored=_CACHE_HINT)
@@ -344,15 +364,3 @@ STRUCTURED_OUTPUTS = Table(
 REPETITION_DETECTION = Table(
     open={"max_pattern_size": Whole(64), "min_pattern_size": Whole(64), "min_count": Whole(INT64)}
 )
-TEMPLATE_RESERVED = frozenset(
-    {
-        # vLLM spreads these arguments over calls of its own and of transformers': each name is a parameter there.
-        *("add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents"),
-        *("max_length", "messages", "model_config", "padding", "processor", "processor_kwargs"),
-        *("return_assistant_tokens_mask", "return_dict", "return_tensors", "self", "tokenize", "tokenizer"),
-        *("tokenizer_kwargs", "tools", "truncation"),
-        # Names that templates take from the tokenizer or from transformers.
-        *("bos_token", "eos_token", "pad_token", "unk_token", "raise_exception", "strftime_now"),
-    }
-)
-"""Names that `chat_template_kwargs` may not hold."""

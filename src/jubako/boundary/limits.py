@@ -27,6 +27,8 @@ MESSAGE_TOKENS = 8
 """What a chat template puts around a message."""
 PIXELS_PER_TOKEN = 784
 """A patch of 28 by 28, as many vision models have it."""
+PROMPT_LOGPROBS = 20_000
+"""Log-probabilities of prompt tokens in one request, estimated."""
 LARGEST_TOKEN_ID = 2**31 - 1
 _NUMERAL_CHARACTERS = 32
 _INTEGER = TypeAdapter(int)
@@ -50,15 +52,34 @@ def check(route: Route, body: Mapping[str, Any], limits: Limits, *, media_salt: 
         param = "messages" if route is Route.CHAT else "prompt"
         raise too_many(param, "characters", limits.prompt_characters, tally.characters, code=TOO_LONG)
     _settle_truncation(kept)
+    choices = max(kept.get("n") or 1, 1)
+    if prompts * choices > limits.sequences:
+        # Each is within its own limit, and together they could fill the engine for as long as they run.
+        raise too_many("n", "choices of all prompts", limits.sequences, prompts * choices)
+    prompt_tokens = max(prompt_tokens + math.ceil(tally.text_bytes / BYTES_PER_TOKEN), 1)
+    _prompt_logprobs(kept, prompt_tokens)
     demand = Demand(
         model=_model(kept),
         prompts=prompts,
-        choices=max(kept.get("n") or 1, 1),
-        prompt_tokens=max(prompt_tokens + math.ceil(tally.text_bytes / BYTES_PER_TOKEN), 1),
+        choices=choices,
+        prompt_tokens=prompt_tokens,
         output_tokens=_output_tokens(route, kept, limits),
         grammar=grammar,
     )
     return kept, demand
+
+
+def _prompt_logprobs(kept: Mapping[str, Any], prompt_tokens: int) -> None:
+    """Each is an object that is built and encoded while everybody's stream waits; a long prompt has many."""
+    wanted = kept.get("prompt_logprobs")
+    asked = wanted if isinstance(wanted, int) else 0
+    if kept.get("echo") and isinstance(kept.get("logprobs"), int):
+        asked = max(asked, kept["logprobs"])
+    found = asked * prompt_tokens
+    if found > PROMPT_LOGPROBS:
+        raise too_many(
+            "prompt_logprobs" if wanted else "logprobs", "log-probabilities of prompts", PROMPT_LOGPROBS, found
+        )
 
 
 def _scalars(route: Route, kept: dict[str, Any], limits: Limits) -> None:

@@ -66,15 +66,20 @@ def document(limits: Limits) -> _Schema:
 
 
 def _operation(name: str, summary: str, reply: str, request: str | None = None) -> _Schema:
-    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{reply}"}}}
+    content: _Schema = {"application/json": {"schema": {"$ref": f"#/components/schemas/{reply}"}}}
+    description = "The reply."
     if request is not None:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        # Without a schema: OpenAPI 3.1 does not say whether one would be of the whole text or of each event.
+        content["text/event-stream"] = {}
+        description = (
+            "The reply; with `stream`, events whose data is a part of it each. The last is `[DONE]` or an error."
+        )
     refused = (status for status in _ERRORS if request is not None or status not in _BODY_ONLY)
     found: _Schema = {
         "operationId": name,
         "summary": summary,
         "responses": {
-            "200": {"description": "The reply.", "content": content},
+            "200": {"description": description, "content": content},
             **{status: {"$ref": f"#/components/responses/Error{status}"} for status in refused},
         },
     }
@@ -110,6 +115,12 @@ def _schemas(limits: Limits) -> _Schema:
         requests[name]["properties"] |= {
             field: {"anyOf": [schema, {"type": "null"}]} for field, schema in nested.items()
         }
+    requests["CompletionRequest"]["properties"]["best_of"] = {
+        "description": "Has no effect. If it is there, it must be the value of `n`.",
+        "type": ["integer", "null"],
+        "minimum": 1,
+        "maximum": limits.choices,
+    }
     reply = {"type": "object", "required": ["id", "object", "choices"], "properties": {"id": {"type": "string"}}}
     return {
         **requests,

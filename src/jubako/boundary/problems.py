@@ -22,10 +22,11 @@ def event(refusal: Refusal) -> bytes:
     return b"data: " + body(refusal) + b"\n\n"
 
 
-def headers(refusal: Refusal) -> Headers:
-    """Retry advice, and what HTTP asks of particular statuses."""
-    found: Headers = [(b"x-should-retry", b"true" if refusal.retry else b"false")]
-    if refusal.retry:
+def headers(refusal: Refusal, *, retried: bool = False) -> Headers:
+    """Retry advice, and what HTTP asks of particular statuses. `retried`: this request was itself a retry."""
+    retry = refusal.retry and not (refusal.retry_once and retried)
+    found: Headers = [(b"x-should-retry", b"true" if retry else b"false")]
+    if retry:
         seconds = refusal.retry_after_seconds
         found.append((b"retry-after", str(math.ceil(seconds)).encode()))
         found.append((b"retry-after-ms", str(math.ceil(seconds * 1000)).encode()))

@@ -41,6 +41,8 @@ _EXPOSED = b", ".join(
         ),
     ]
 )
+_ALLOWED = (b"authorization", b"content-type", b"x-request-id", b"x-request-timeout-ms")
+_STAINLESS = re.compile(rb"x-stainless-[a-z-]{1,40}")
 _PREFLIGHT_SECONDS = b"600"
 
 
@@ -56,6 +58,7 @@ class SurfaceGuard:
         self._rules: Mapping[str, str] = {
             _METRICS: settings.metrics,
             **dict.fromkeys(_DOCUMENTATION, settings.documentation),
+            _ASSETS: settings.documentation,
         }
         self._origins = frozenset(origin.encode("latin-1", "replace") for origin in settings.cors_origins)
 
@@ -78,7 +81,11 @@ class SurfaceGuard:
     def _rule(self, path: str, root_path: str) -> str | None:
         """Who may see the path; None if it is no guarded one in any spelling."""
         spellings = {path, path.removeprefix(root_path)}
-        rules = [self._rules.get(one, _CLOSED) for one in spellings if _guards(_plain(one), self._rules)]
+        rules = [
+            self._rules.get(_ASSETS if one.startswith(f"{_ASSETS}/") else one, _CLOSED)
+            for one in spellings
+            if _guards(_plain(one), self._rules)
+        ]
         # A spelling that BentoML does not know today is closed whatever the rule: it may know it tomorrow.
         return _CLOSED if _CLOSED in rules else next(iter(rules), None)
 
@@ -113,7 +120,7 @@ class SurfaceGuard:
             allowed.append((b"access-control-allow-origin", origin))
             asked = headers.get(b"access-control-request-method")
             if scope["method"] == "OPTIONS" and asked is not None and _known(asked, scope["path"]):
-                await _preflight(asked, allowed, send)
+                await _preflight(asked, headers.get(b"access-control-request-headers", b""), allowed, send)
                 return
             allowed.append((b"access-control-expose-headers", _EXPOSED))
 
@@ -149,12 +156,15 @@ def _known(method: bytes, path: str) -> bool:
     return True
 
 
-async def _preflight(method: bytes, allowed: Headers, send: Send) -> None:
+async def _preflight(method: bytes, asked: bytes, allowed: Headers, send: Send) -> None:
     """Say that the request may be made; never with credentials, as keys are sent by programs, not by browsers."""
+    # The official SDK describes itself in headers of its own, whose names are its business.
+    named = {name.strip().lower() for name in asked.split(b",")}
+    sent = sorted(name for name in named if _STAINLESS.fullmatch(name))
     headers = [
         *allowed,
         (b"access-control-allow-methods", method),
-        (b"access-control-allow-headers", b"authorization, content-type, x-request-id"),
+        (b"access-control-allow-headers", b", ".join([*_ALLOWED, *sent])),
         (b"access-control-max-age", _PREFLIGHT_SECONDS),
         (b"cache-control", b"no-store"),
         (b"x-content-type-options", b"nosniff"),

@@ -64,6 +64,9 @@ is accepted. The ratio is what the refusal told over when a probe was first acce
   a core. {lag_note}
 - Jubako's tenants have one policy: {policy}.
   Settings other than those in `configuration/`: {overrides}.
+- Admission held {overload_pace:g} s an output token in the sweep and for Retry-After, and {fairness_pace:g} s for
+  fairness: beside a full engine a first token waits for a step or two, and a shorter step is bought with
+  throughput. The saturation that fairness is measured in is that of its own pace.
 
 ## Machine and versions
 
@@ -101,6 +104,8 @@ def page(report: Data) -> str:
         lag_note=_lag(stages),
         policy=_settings({k: v for k, v in report["settings"]["policy"].items() if v != {}}),
         overrides=_settings(report["settings"]["overrides"]),
+        overload_pace=report["settings"]["time_per_output_token_seconds"]["overload"],
+        fairness_pace=report["settings"]["time_per_output_token_seconds"]["fairness"],
         processor=machine["processor"],
         cores=machine["cores"],
         memory=machine["memory_gib"],

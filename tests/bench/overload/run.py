@@ -50,44 +50,54 @@ def measure(plan: Plan, folder: Path, command: str, *, sweeps: tuple[str, ...], 
         "faults": [],
     }
     for name in sweeps:
-        say(f"{name}: starting")
-        with SERVERS[name](folder) as running:
-            bench = Bench(running.idle, say, keeper(folder / "records.jsonl.gz", name))
-            asyncio.run(_scenarios(name, running, plan, bench, report, only_fairness=only_fairness))
+        if not only_fairness:
+            say(f"{name}: starting")
+            with SERVERS[name](folder) as running:
+                bench = Bench(running.idle, say, keeper(folder / "records.jsonl.gz", name))
+                asyncio.run(_overload(name, running, plan, bench, report))
+        if name == "jubako":
+            say(f"{name}: starting at the pace for fairness")
+            with servers.jubako(folder, servers.FAIRNESS_PACE) as running:
+                bench = Bench(running.idle, say, keeper(folder / "records.jsonl.gz", "fairness"))
+                asyncio.run(_fairness(running, plan, bench, report))
     report["verdicts"] = [asdict(one) for one in _judge(report, only_fairness=only_fairness)]
     report["minutes"] = (time.monotonic() - began) / 60
     return report
 
 
-async def _scenarios(
-    name: str, running: Running, plan: Plan, bench: Bench, report: Report, *, only_fairness: bool
-) -> None:
+async def _guarded(name: str, what: str, bench: Bench, report: Report, scenario: Coroutine[Any, Any, Any]) -> Any:
+    bench.say(f"{name}: {what}")
+    try:
+        return await scenario
+    except (Overrun, RuntimeError, TimeoutError) as fault:
+        bench.say(f"  CANNOT BE MEASURED: {fault}")
+        report["faults"].append({"server": name, "scenario": what, "fault": str(fault)})
+        return None
+
+
+async def _overload(name: str, running: Running, plan: Plan, bench: Bench, report: Report) -> None:
     caller = running.callers[SINGLE]
-
-    async def guarded(what: str, scenario: Coroutine[Any, Any, Any]) -> Any:
-        bench.say(f"{name}: {what}")
-        try:
-            return await scenario
-        except (Overrun, RuntimeError, TimeoutError) as fault:
-            bench.say(f"  CANNOT BE MEASURED: {fault}")
-            report["faults"].append({"server": name, "scenario": what, "fault": str(fault)})
-            return None
-
-    peak = await guarded("saturation", saturation(caller, plan, bench))
+    peak = await _guarded(name, "saturation", bench, report, saturation(caller, plan, bench))
     if peak is None:
         return
     rate = peak["requests_per_second"]
-    report["servers"][name] = {"saturation": peak, "stages": []}
-    if not only_fairness:
-        report["servers"][name]["stages"] = await guarded("sweep", sweep(caller, rate, plan, bench)) or []
-        again = level(caller, peak["requests_at_a_time"], plan, bench)
-        report["servers"][name]["saturation_after"] = await guarded("saturation again", again)
-    if name != "jubako":
-        return
-    if not only_fairness:
-        report["retry_after"] = await guarded("Retry-After", retry_after(caller, plan, bench)) or []
-    loud, quiet = running.callers[LOUD], running.callers[QUIET]
-    report["fairness"] = await guarded("fairness", fairness(loud, quiet, rate, plan, bench))
+    found = report["servers"][name] = {"saturation": peak, "stages": []}
+    found["stages"] = await _guarded(name, "sweep", bench, report, sweep(caller, rate, plan, bench)) or []
+    again = level(caller, peak["requests_at_a_time"], plan, bench)
+    found["saturation_after"] = await _guarded(name, "saturation again", bench, report, again)
+    if name == "jubako":
+        report["retry_after"] = (
+            await _guarded(name, "Retry-After", bench, report, retry_after(caller, plan, bench)) or []
+        )
+
+
+async def _fairness(running: Running, plan: Plan, bench: Bench, report: Report) -> None:
+    peak = await _guarded("jubako", "saturation", bench, report, saturation(running.callers[SINGLE], plan, bench))
+    if peak is not None:
+        rate = peak["requests_per_second"]
+        loud, quiet = running.callers[LOUD], running.callers[QUIET]
+        scenario = fairness(loud, quiet, rate, plan, bench)
+        report["fairness"] = await _guarded("jubako", "fairness", bench, report, scenario)
 
 
 def _judge(report: Report, *, only_fairness: bool) -> list[verdicts.Verdict]:

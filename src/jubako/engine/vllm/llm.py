@@ -35,12 +35,12 @@ class Generation:
 
     call: Call
     on_prompt: OnPrompt | None = None
+    prompt_tokens: int = 0
+    """Of every prompt that was rendered, let in or not."""
     engine_ids: set[str] = field(default_factory=set)
     failure: Exception | None = None
     states: list[RequestState] = field(default_factory=list)
     """vLLM's record of each sequence; it stands after the engine has forgotten it."""
-    asked_prompt_tokens: int = 0
-    """Of all prompts that were shown to `on_prompt`; whether the engine gets them is decided after that."""
     over: bool = False
     """Nothing more may be generated for the call: it was stopped, or its reply is whole."""
 
@@ -197,6 +197,6 @@ async def _hold_to_grant(generation: Generation, prompt: Any, sampling_params: A
     granted = call.demand.output_tokens
     if sampling_params.max_tokens is None or sampling_params.max_tokens > granted:
         sampling_params.max_tokens = granted
-    generation.asked_prompt_tokens += len(token_ids)
+    generation.prompt_tokens += len(token_ids)
     if generation.on_prompt is not None:
-        await generation.on_prompt(generation.asked_prompt_tokens)
+        await generation.on_prompt(generation.prompt_tokens)

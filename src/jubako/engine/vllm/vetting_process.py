@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import sys
 import time
 from dataclasses import asdict
@@ -104,7 +105,9 @@ class CheckingProcess:
         if not answer["ready"]:
             await self._end()
             self._start_failed_at = time.monotonic()
-            logger.error("the process that checks grammars did not start: %s", answer["reason"])
+            # BentoML's arbiter passes SIGTERM on to every process of ours: then the server ends, and that is no fault.
+            level = logging.INFO if child.returncode == -signal.SIGTERM else logging.ERROR
+            logger.log(level, "the process that checks grammars did not start: %s", answer["reason"])
             raise _unavailable()
         self._start_failed_at = None
         logger.info("grammars are checked by process %d, ready after %.1f s", child.pid, time.monotonic() - started)

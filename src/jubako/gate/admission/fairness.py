@@ -41,6 +41,8 @@ class Flow:
     weight: float
     priority: int
     counter: float = 0.0
+    lent: float = 0.0
+    """What the counter was raised by while the tenant stands, aged, among those of a better priority."""
     running: int = 0
     """Sequences."""
     waiting: OrderedDict[int, Request] = field(default_factory=OrderedDict)
@@ -109,7 +111,8 @@ class Fairness:
         self._queue_tokens = queue_tokens
         self._flows: dict[str, Flow] = {}
         self._order = itertools.count()
-        self._last_served = 0.0
+        self._reached: dict[int, float] = {}
+        """Counter of whoever started last, by the priority it stood at: tenants of one compare with nobody else."""
         self._step = 0
         self._absent = Absent()
         self._active = 0
@@ -138,7 +141,8 @@ class Fairness:
             self._flows[flow.tenant] = flow
         self._unindex(flow)
         if not flow.waiting:
-            flow.counter = max(flow.counter, self._last_served)
+            flow.counter = max(flow.counter - flow.lent, self._entry(policy.priority))
+            flow.lent = 0.0
         flow.weight, flow.priority = policy.weight, policy.priority
         flow.waiting[request.number] = request
         flow.waiting_sequences += request.sequences
@@ -162,7 +166,7 @@ class Fairness:
         self._unindex(flow)
         self._take(flow, request)
         flow.running += request.sequences
-        self._last_served = max(self._last_served, flow.counter)
+        self._reached[flow.level] = max(self._reached.get(flow.level, 0.0), flow.counter)
         flow.counter += request.charge / flow.weight
         self._index(flow, now)
 
@@ -324,13 +328,26 @@ class Fairness:
             tenants.usual = tenants.running + (tenants.usual - tenants.running) * kept
             tenants.usual_at = self._step
 
+    def _entry(self, level: int) -> float:
+        """The counter that a newcomer of a priority is lifted to: that of who started last, so that it is next.
+
+        Never above the least of those who wait: it would have to wait until all of them had caught up.
+        """
+        reached = self._reached.get(level, 0.0)
+        turns = self._turns.get(level)
+        return min(reached, turns[0][0]) if turns else reached
+
     def _age(self, flow: Flow, order: int, now: float) -> None:
         """Find the priority that the tenant stands at by now, and when it moves up next."""
         since = flow.oldest.arrived_at
         moves = max(0, int((now - since) / self._ageing_seconds))
         flow.level = max(flow.priority - moves, min(flow.priority, self._top))
+        flow.counter -= flow.lent
+        flow.lent = 0.0
         if flow.level < flow.priority:
-            flow.counter = max(flow.counter, self._last_served)
+            # No credit among those above for what was never served below, and no debt after the return.
+            flow.lent = max(0.0, self._entry(flow.level) - flow.counter)
+            flow.counter += flow.lent
         if flow.level > self._top:
             # Counted from what was reached, so that rounding cannot make the same move due for ever.
             flow.age_key = (since + (flow.priority - flow.level + 1) * self._ageing_seconds, order, flow)

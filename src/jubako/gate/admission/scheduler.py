@@ -21,7 +21,7 @@ from jubako.gate.admission.request import Request, State
 from jubako.sections import AdmissionSettings
 from jubako.vocabulary import Demand, Principal, Step, Usage
 
-HEADROOM = 4
+HEADROOM = 2
 """An underserved tenant may go beyond the limit by one part in so many, and by at least one sequence."""
 DOUBT = 0.02
 """A forecast is no better than this part of itself: nobody is told to come back sooner."""

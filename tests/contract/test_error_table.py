@@ -1,0 +1,423 @@
+"""Every row of the error table, over the wire, raised and retried by the official client as promised.
+
+The table is written out here, and the documents must list the same. What the engine itself says is scripted; keys,
+tokens, budgets and the queue are real.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from jubako.errors import DeadlineExceeded, InvalidRequest
+from jubako.life import Life, engine_lost, shutting_down
+from jubako.sections import AdmissionSettings
+from tests.contract.wire import SERVER, Narrow, Wire, serving
+from tests.project import REPOSITORY
+from tests.scripted_engine import ScriptedEngine, event, hangs, raises, streams
+
+INVALID, DENIED = "invalid_request_error", "authentication_error"
+FORBIDDEN, LIMITED = "permission_error", "rate_limit_error"
+UNAVAILABLE, TIMEOUT, FAULT = "service_unavailable_error", "timeout_error", "server_error"
+NO, ONCE, YES = "no", "once", "yes"
+ATTEMPTS = {NO: 1, ONCE: 2, YES: 3}
+"""What a server sees of one call of a client that may retry twice, its default."""
+
+TABLE: dict[str, tuple[int, str, str, type[openai.APIStatusError]]] = {
+    "invalid_header": (400, INVALID, NO, openai.BadRequestError),
+    "invalid_json": (400, INVALID, NO, openai.BadRequestError),
+    "invalid_value": (400, INVALID, NO, openai.BadRequestError),
+    "missing_field": (400, INVALID, NO, openai.BadRequestError),
+    "unknown_field": (400, INVALID, NO, openai.BadRequestError),
+    "unsupported_value": (400, INVALID, NO, openai.BadRequestError),
+    "context_length_exceeded": (400, INVALID, NO, openai.BadRequestError),
+    "missing_api_key": (401, DENIED, NO, openai.AuthenticationError),
+    "invalid_api_key": (401, DENIED, NO, openai.AuthenticationError),
+    "expired_token": (401, DENIED, NO, openai.AuthenticationError),
+    "scope_missing": (403, FORBIDDEN, NO, openai.PermissionDeniedError),
+    "tenant_suspended": (403, FORBIDDEN, NO, openai.PermissionDeniedError),
+    "model_not_found": (404, INVALID, NO, openai.NotFoundError),
+    "unknown_url": (404, INVALID, NO, openai.NotFoundError),
+    "method_not_allowed": (405, INVALID, NO, openai.APIStatusError),
+    "body_timeout": (408, INVALID, NO, openai.APIStatusError),
+    "request_too_large": (413, INVALID, NO, openai.APIStatusError),
+    "unsupported_media_type": (415, INVALID, NO, openai.APIStatusError),
+    "rate_limit_exceeded": (429, LIMITED, YES, openai.RateLimitError),
+    "concurrency_exceeded": (429, LIMITED, YES, openai.RateLimitError),
+    "queue_full": (429, LIMITED, YES, openai.RateLimitError),
+    "wait_too_long": (429, LIMITED, YES, openai.RateLimitError),
+    "insufficient_quota": (429, LIMITED, NO, openai.RateLimitError),
+    "internal_error": (500, FAULT, ONCE, openai.InternalServerError),
+    "not_ready": (503, UNAVAILABLE, YES, openai.InternalServerError),
+    "draining": (503, UNAVAILABLE, YES, openai.InternalServerError),
+    "engine_unavailable": (503, UNAVAILABLE, YES, openai.InternalServerError),
+    "deadline_exceeded": (504, TIMEOUT, YES, openai.InternalServerError),
+}
+"""Code -> status, type, whether to retry, and what the official client raises."""
+
+
+class Client(openai.OpenAI):  # type: ignore[misc]
+    """The official client with its own retries. What it would wait is noted, and `meanwhile` is called instead."""
+
+    waits: list[float]
+    meanwhile: Callable[[], object] = staticmethod(lambda: None)
+
+    def _sleep_for_retry(self, *, retries_taken: int, max_retries: int, options: Any, response: Any) -> None:
+        left = max_retries - retries_taken
+        self.waits.append(self._calculate_retry_timeout(left, options, response.headers if response else None))
+        self.meanwhile()
+
+
+@pytest.fixture(scope="module")
+def wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
+    """A server with room for all."""
+    with serving(Wire(tmp_path_factory.mktemp("wire"), ScriptedEngine(), SERVER.admission)) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
+    """A server that runs one request and lets one wait."""
+    admission = AdmissionSettings.model_validate(SERVER.admission.model_dump() | {"queue_requests": 1})
+    with serving(Wire(tmp_path_factory.mktemp("narrow"), Narrow(), admission)) as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(wire: Wire, narrow: Wire) -> Iterator[None]:
+    """Each test begins with engines that answer and with nothing counted."""
+    for one in (wire, narrow):
+        one.engine.script = ScriptedEngine().script
+        one.engine.calls.clear()
+        one.attempts.clear()
+    phases = [(one.life, one.life.readiness) for one in (wire, narrow)]
+    yield
+    for life, readiness in phases:
+        life._readiness = readiness
+
+
+def client(wire: Wire, credential: str | None = None) -> Client:
+    """The client with every default but its address, its key and its patience."""
+    one = Client(base_url=wire.url, api_key=credential or wire.key(), timeout=30)
+    one.waits = []
+    return one
+
+
+def chat(one: Any, **fields: Any) -> Any:
+    """A harmless request, with `fields`."""
+    asked: dict[str, Any] = {"model": "scripted", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+    return one.chat.completions.create(**asked | fields)
+
+
+def starved_body() -> Iterator[bytes]:
+    """A body that begins and does not go on in time."""
+    yield b'{"model"'
+    time.sleep(3 * 0.3)
+    yield b": 1}"
+
+
+def post(one: Client, content: Any, media_type: str = "application/json") -> Any:
+    """A chat request whose bytes are the test's."""
+    options: Any = {"headers": {"content-type": media_type}}
+    return one.post("/chat/completions", cast_to=object, content=content, options=options)
+
+
+ASKED_WRONGLY: dict[str, Callable[[Client], Any]] = {
+    "invalid_header": lambda one: chat(one, extra_headers={f"x-{number}": "1" for number in range(101)}),
+    "invalid_json": lambda one: post(one, b"{"),
+    "invalid_value": lambda one: chat(one, temperature="hot"),
+    "unknown_field": lambda one: chat(one, extra_body={"colour": "red"}),
+    "unsupported_value": lambda one: chat(one, n=9),
+    "context_length_exceeded": lambda one: chat(one, messages=[{"role": "user", "content": "x" * 1001}]),
+    "missing_api_key": lambda one: chat(one, extra_headers={"Authorization": openai.Omit()}),
+    "model_not_found": lambda one: chat(one, model="gpt-4"),
+    "unknown_url": lambda one: one.embeddings.create(model="scripted", input="x"),
+    "method_not_allowed": lambda one: one.models.delete("scripted"),
+    "body_timeout": lambda one: post(one, starved_body()),
+    "request_too_large": lambda one: chat(one, messages=[{"role": "user", "content": "x" * 5000}]),
+    "unsupported_media_type": lambda one: post(one, b"{}", "text/plain"),
+}
+ASKED_IN_VAIN: dict[str, Callable[[Wire], AbstractContextManager[Any]]] = {
+    "missing_field": lambda wire: scripted(wire, raises(InvalidRequest("Field required", code="missing_field"))),
+    "internal_error": lambda wire: scripted(wire, raises(ValueError("a secret of the server's"))),
+    "engine_unavailable": lambda wire: scripted(wire, raises(engine_lost())),
+    "not_ready": lambda wire: lived(wire, Life()),
+    "draining": lambda wire: lived(wire, drained()),
+}
+STRANGERS: dict[str, Callable[[Wire], str]] = {
+    "invalid_api_key": lambda wire: wire.key()[:-1] + "?",
+    "expired_token": lambda wire: wire.pair.token(exp=int(time.time()) - 60),
+    "scope_missing": lambda wire: wire.key("lister"),
+    "tenant_suspended": lambda wire: wire.key("suspended"),
+}
+CROWDED = {
+    "rate_limit_exceeded",
+    "concurrency_exceeded",
+    "queue_full",
+    "wait_too_long",
+    "insufficient_quota",
+    "deadline_exceeded",
+}
+
+
+def scripted(wire: Wire, script: Any) -> AbstractContextManager[Any]:
+    """The engine does this from now on."""
+    wire.engine.script = script
+    return nullcontext()
+
+
+def drained() -> Life:
+    """A life that is ending."""
+    life = Life()
+    life.become_ready()
+    life.begin_draining()
+    return life
+
+
+def lived(wire: Wire, life: Life) -> AbstractContextManager[Any]:
+    """The server is in that phase from now on."""
+    wire.life._readiness = life.readiness
+    return nullcontext()
+
+
+def refused(wire: Wire, one: Client, code: str, ask: Callable[[Client], Any] = chat) -> openai.APIStatusError:
+    """Ask, and check everything that the table says of the refusal."""
+    status, kind, retry, raised_class = TABLE[code]
+    wire.attempts.clear()
+    with one, pytest.raises(openai.APIStatusError) as raised:
+        ask(one)
+    error = raised.value
+    assert type(error) is raised_class
+    assert (error.status_code, error.type, error.code) == (status, kind, code)
+    assert isinstance(error.body, dict)
+    assert error.body.keys() == {"message", "type", "param", "code"}
+    assert error.request_id
+    headers = error.response.headers
+    assert int(headers["openai-processing-ms"]) >= 0
+    assert headers["content-type"] == "application/json"
+    assert len(wire.attempts) == ATTEMPTS[retry]
+    assert headers["x-should-retry"] == ("true" if retry == YES else "false")
+    assert ("retry-after" in headers) == ("retry-after-ms" in headers) == (retry == YES)
+    if retry == YES:
+        assert 0 < int(headers["retry-after-ms"]) <= 1000 * int(headers["retry-after"]) <= 120_000
+        assert one.waits[-1] <= int(headers["retry-after"])
+    return error
+
+
+@pytest.mark.parametrize("code", ASKED_WRONGLY)
+def test_what_can_never_succeed_is_asked_once(wire: Wire, code: str) -> None:
+    """A mistake of the caller's is told, and not sent again."""
+    error = refused(wire, client(wire), code, ASKED_WRONGLY[code])
+    assert wire.engine.calls == []
+    if code == "method_not_allowed":
+        assert error.response.headers["allow"] == "GET"
+
+
+@pytest.mark.parametrize("code", STRANGERS)
+def test_who_may_not_ask_is_told_so_once(wire: Wire, code: str) -> None:
+    """By keys of the keys file and tokens of a provider."""
+    error = refused(wire, client(wire, STRANGERS[code](wire)), code)
+    assert ("www-authenticate" in error.response.headers) == (error.status_code == 401)
+    assert wire.engine.calls == []
+
+
+def test_a_key_s_own_scopes_are_kept_to(wire: Wire) -> None:
+    """As those of its tenant's policy are; and a good token is let in."""
+    refused(wire, client(wire, wire.key("chat-only")), "scope_missing", lambda one: one.models.list())
+    with client(wire, wire.pair.token()) as one:
+        assert [model.id for model in one.models.list()] == ["scripted"]
+
+
+@pytest.mark.parametrize("code", ASKED_IN_VAIN)
+def test_what_the_server_cannot_do_now_is_asked_again(wire: Wire, code: str) -> None:
+    """As often as the table says, and no secret is told."""
+    with ASKED_IN_VAIN[code](wire):
+        assert "secret" not in refused(wire, client(wire), code).message
+
+
+def test_an_engine_that_is_gone_is_unavailable(wire: Wire) -> None:
+    """As soon as the server knows, without asking it."""
+    gone = Life()
+    gone.fail("the engine died")
+    with lived(wire, gone):
+        refused(wire, client(wire), "engine_unavailable")
+    assert wire.engine.calls == []
+
+
+def test_a_deadline_is_a_timeout(wire: Wire) -> None:
+    """Lowered by the caller; the engine is told to stop."""
+    wire.engine.script = hangs()
+    refused(
+        wire,
+        client(wire),
+        "deadline_exceeded",
+        lambda one: chat(one, extra_headers={"x-request-timeout-ms": "50"}),
+    )
+    assert len(wire.engine.aborted) >= ATTEMPTS[YES]
+
+
+def test_a_rate_is_waited_for(wire: Wire) -> None:
+    """For as long as the books say."""
+    with client(wire, wire.key("one-a-minute")) as first:
+        chat(first)
+    one = client(wire, wire.key("one-a-minute"))
+    error = refused(wire, one, "rate_limit_exceeded")
+    assert 50 <= one.waits[-1] <= 61
+    assert error.response.headers["x-ratelimit-remaining-requests"] == "0"
+
+
+def test_what_never_fits_a_rate_is_not_asked_again(wire: Wire) -> None:
+    """The code is the rate's, the advice is not."""
+    with client(wire, wire.key("few-tokens")) as one, pytest.raises(openai.RateLimitError) as raised:
+        chat(one, max_tokens=100)
+    assert raised.value.code == "rate_limit_exceeded"
+    assert raised.value.response.headers["x-should-retry"] == "false"
+    assert len(wire.attempts) == 1
+
+
+def test_a_quota_that_is_used_up_is_not_asked_again(wire: Wire) -> None:
+    """Though the status is that of a rate."""
+    refused(wire, client(wire, wire.key("spent")), "insufficient_quota", lambda one: chat(one, max_tokens=100))
+
+
+def test_requests_under_way_are_waited_for(wire: Wire) -> None:
+    """By the next of the same key, and by nobody else."""
+    wire.engine.script = hangs()
+    with wire.occupied("one-at-a-time"):
+        refused(wire, client(wire, wire.key("one-at-a-time")), "concurrency_exceeded")
+        wire.engine.script = ScriptedEngine().script
+        with client(wire) as another:
+            chat(another)
+
+
+def test_a_full_queue_is_waited_for(narrow: Wire) -> None:
+    """One runs, one waits, the third comes back later."""
+    narrow.engine.script = hangs()
+    with narrow.occupied("patient", requests=2):
+        refused(narrow, client(narrow, narrow.key("patient")), "queue_full")
+
+
+def test_who_would_wait_too_long_comes_back_later(narrow: Wire) -> None:
+    """Refused at the door, before the wait."""
+    narrow.engine.script = hangs()
+    with narrow.occupied("patient"):
+        refused(narrow, client(narrow, narrow.key("impatient")), "wait_too_long")
+
+
+def test_a_client_that_comes_back_is_served(wire: Wire) -> None:
+    """What it was told to wait for has come."""
+    ready = wire.life.readiness
+    with client(wire) as one, lived(wire, Life()):
+        one.meanwhile = lambda: setattr(wire.life, "_readiness", ready)
+        chat(one)
+        assert len(wire.attempts) == 2
+        assert one.waits == [pytest.approx(1.0)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "kind"),
+    [
+        (engine_lost(), "engine_unavailable", UNAVAILABLE),
+        (shutting_down(), "draining", UNAVAILABLE),
+        (DeadlineExceeded("Late."), "deadline_exceeded", TIMEOUT),
+        (ValueError("a secret of the server's"), "internal_error", FAULT),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_error_within_a_stream_is_raised(wire: Wire, fault: Exception, code: str, kind: str) -> None:
+    """With its code, after what was received before it; a stream that began is not begun again."""
+    wire.engine.script = streams(event("one"), event("two"), fault)
+    received = []
+    with client(wire) as one, pytest.raises(openai.APIError) as raised:
+        received.extend(chat(one, stream=True))
+    assert type(raised.value) is openai.APIError
+    assert (raised.value.code, raised.value.type) == (code, kind)
+    assert "secret" not in raised.value.message
+    assert len(received) == 2
+    assert len(wire.attempts) == 1
+
+
+# -- the documents
+
+
+def test_every_row_is_produced_here() -> None:
+    """And nothing that is not in the table."""
+    assert {*ASKED_WRONGLY, *ASKED_IN_VAIN, *STRANGERS, *CROWDED} == TABLE.keys()
+
+
+def test_the_table_lists_what_the_rooms_can_raise() -> None:
+    """No code more and none fewer."""
+    assert codes_in(REPOSITORY / "src" / "jubako") == TABLE.keys()
+
+
+def test_the_document_of_errors_lists_the_table() -> None:
+    """Status, type, code and advice."""
+    found = {}
+    for status, kind, code, _, retry in rows(REPOSITORY / "docs" / "ERRORS.md", columns=5):
+        assert code.strip("`") not in found
+        found[code.strip("`")] = (int(status), kind.strip("`"), retry.partition(" ")[0].rstrip(","))
+    assert found == {code: row[:3] for code, row in TABLE.items()}
+
+
+def test_the_readme_lists_the_table() -> None:
+    """The same codes under the same statuses."""
+    found = {}
+    for statuses, codes, retry in rows(REPOSITORY / "README.md", columns=3):
+        for code in re.findall(r"`(\w+)`", codes):
+            found[code] = retry.partition(" ")[0].rstrip(",")
+            assert str(TABLE[code][0]) in statuses.split(", ")
+    assert found == {code: row[2] for code, row in TABLE.items()}
+
+
+def rows(file: Path, *, columns: int) -> Iterator[list[str]]:
+    """The rows of a document's table of errors: those that begin with a status."""
+    for line in file.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if len(cells) == columns and re.fullmatch(r"[45]\d\d(, [45]\d\d)*", cells[0]):
+            yield cells
+
+
+def codes_in(folder: Path) -> set[str]:
+    """Every code that a refusal is given: by keyword, by the name of a constant, or as its class's own."""
+    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in sorted(folder.rglob("*.py"))]
+    constants = {
+        name: value for tree in trees for name, value in assigned(tree.body) if isinstance(value, ast.Constant)
+    }
+    given: list[ast.expr | None] = []
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        if isinstance(node, ast.keyword) and node.arg == "code":
+            given.append(node.value)
+        elif isinstance(node, ast.arguments):
+            defaults = zip(node.kwonlyargs, node.kw_defaults, strict=True)
+            given.extend(default for argument, default in defaults if argument.arg == "code")
+        elif isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            given.extend(value for name, value in assigned(node.body) if name in {"code", "default_code"})
+    return {code for value in given for code in texts(value, constants)}
+
+
+def assigned(body: list[ast.stmt]) -> Iterator[tuple[str, ast.expr | None]]:
+    """Names that are assigned to, with their values."""
+    for statement in body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            yield statement.target.id, statement.value
+        elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            yield statement.targets[0].id, statement.value
+
+
+def texts(value: ast.expr | None, constants: dict[str, ast.Constant]) -> Iterator[str]:
+    """The texts that an expression can be."""
+    if isinstance(value, ast.IfExp):
+        yield from texts(value.body, constants)
+        yield from texts(value.orelse, constants)
+    elif isinstance(value, ast.Name):
+        yield from texts(constants.get(value.id), constants)
+    elif isinstance(value, ast.Constant) and isinstance(value.value, str):
+        yield value.value
