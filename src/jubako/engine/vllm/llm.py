@@ -21,7 +21,7 @@ from jubako.engine.port import OnPrompt
 from jubako.engine.vllm import constraints
 from jubako.engine.vllm.vetting import Vetting
 from jubako.errors import InternalError, InvalidRequest
-from jubako.vocabulary import Call, Step
+from jubako.vocabulary import Call, Step, Usage
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -54,6 +54,13 @@ class Generation:
         self.states.append(state)
         if state.request_index == 0:
             self.call.usage.prompt_tokens += state.prompt_len
+
+    def unregister(self, request_id: str) -> None:
+        """The engine never had what was registered under this id: what vLLM's own checks refuse was not used."""
+        for state in [one for one in self.states if one.external_req_id == request_id]:
+            self.states.remove(state)
+            if state.request_index == 0:
+                self.call.usage.prompt_tokens -= state.prompt_len
 
     def settle(self) -> None:
         """Make the call's usage exact: what was really generated, whatever of it reached a consumer."""
@@ -116,16 +123,19 @@ class OwnedLLM(AsyncLLM):
 
     vetting: Vetting
 
-    async def _add_request(self, request: Any, *arguments: Any) -> None:
-        """Register one sequence with the engine, and keep vLLM's record of it: it counts the tokens."""
-        try:
-            await super()._add_request(request, *arguments)
-        finally:
-            # Whatever came of it: a caller who leaves in this moment may leave a sequence that already runs.
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        processor = self.output_processor
+        add_request = processor.add_request
+
+        def add_on_record(request: Any, *arguments: Any, **options: Any) -> None:
+            add_request(request, *arguments, **options)
             generation = current_generation.get()
-            state = self.output_processor.request_states.get(request.request_id)
-            if generation is not None and state is not None:
-                generation.register(state)
+            if generation is not None:
+                generation.register(processor.request_states[request.request_id])
+
+        # Every sequence is registered here, at once and before the engine has it: whoever leaves later is counted.
+        processor.add_request = add_on_record
 
     def take_over_validation(self, vetting: Vetting) -> None:
         """Have every grammar vetted, and vLLM not read it again on the event loop."""
@@ -161,14 +171,12 @@ class OwnedLLM(AsyncLLM):
                 if not begun:
                     begun = True
                     usage.first_token_at = usage.first_token_at or time.monotonic()
-                for choice in output.outputs:
-                    if delta:
-                        usage.generated_tokens += len(choice.token_ids)
-                    if choice.finish_reason == "length":
-                        usage.cut = True
+                _follow(usage, output, delta=delta)
                 yield output
         except Exception as error:
             generation.failure = error
+            if not begun and not self.errored:
+                generation.unregister(request_id)
             raise
         finally:
             if not begun and not self.errored:
@@ -180,6 +188,15 @@ class OwnedLLM(AsyncLLM):
             await inner.aclose()
             generation.settle()
             generation.engine_ids.discard(request_id)
+
+
+def _follow(usage: Usage, output: RequestOutput, *, delta: bool) -> None:
+    """Take over what one output says; `settle` makes it exact."""
+    for choice in output.outputs:
+        if delta:
+            usage.generated_tokens += len(choice.token_ids)
+        if choice.finish_reason == "length":
+            usage.cut = True
 
 
 async def _hold_to_grant(generation: Generation, prompt: Any, sampling_params: Any) -> None:
