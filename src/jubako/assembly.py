@@ -89,11 +89,12 @@ class Assembly:
         observe("jubako_spans_dropped_total", lambda: tracing.dropped_spans)
 
     async def close(self) -> None:
-        """Have every settlement and every account where it belongs. To be called once no request is in flight."""
+        """Have every settlement and every account where it belongs, those of requests that are just ending included."""
         if self.closed:
             return
         self.closed = True
         self.watching.cancel()
+        await self.life.settled(CLOSE_SECONDS)
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self.pipeline.settled()

@@ -29,7 +29,7 @@ from jubako.boundary.application import Application
 from jubako.boundary.exchange import Exchange
 from jubako.engine import options as engine_options
 from jubako.engine.port import Engine
-from jubako.errors import Refusal, StartupFault, Unavailable
+from jubako.errors import StartupFault, Unavailable
 from jubako.gate import demo
 from jubako.life import Life, engine_lost, shutting_down
 from jubako.release import catalogue
@@ -60,6 +60,7 @@ class Server:
         self.manifest = catalogue.load(self.settings.configuration, f"{release.name}/{release.version}")
         self.application = Application(self._handle)
         self._assembly: Assembly | None = None
+        self._opened = asyncio.Event()
         self._life: Life | None = None
         self._engine: Engine | None = None
         self._running: asyncio.Task[None] | None = None
@@ -132,6 +133,7 @@ class Server:
         try:
             self._require_what_was_verified()
             assembly = self._assembly = await Assembly.open(self.settings, self.manifest, life)
+            self._opened.set()
             async with asyncio.timeout(self.settings.server.life.start_seconds) as limit:
                 life.doing("the engine is loading the model")
                 engine = await self._start_engine()
@@ -218,16 +220,12 @@ class Server:
         return await asyncio.to_thread(exposition, REGISTRY, accept)
 
     async def _handle(self, exchange: Exchange) -> None:
-        if self._assembly is not None and not self._assembly.closed:
+        # What cannot be put on record is not answered: not in the first second, and not after the last.
+        await self._opened.wait()
+        if self._assembly is None or self._assembly.closed:
+            await exchange.gone()
+        else:
             await self._assembly.pipeline(exchange)
-            return
-        # Nothing is open that could put it on record: seconds, in which an orchestrator sends no traffic.
-        try:
-            if self._life is not None:
-                self._life.require_ready()
-            raise shutting_down()
-        except Refusal as refusal:
-            await exchange.refuse(refusal)
 
     # -- the end
 
@@ -271,7 +269,8 @@ class Server:
         if self._assembly is not None:
             self._assembly.pipeline.drain(shutting_down)
         await life.drain(limits.drain_seconds, TELL_SECONDS)
-        await self.stop()
+        await self._close_engine(limits.close_seconds)
+        # The books stay open until the HTTP server has answered whoever still comes; it calls `stop` then.
         self._leave(signum)
 
     async def _fail(self, life: Life, reason: str) -> None:
@@ -281,18 +280,19 @@ class Server:
         logger.critical("%s", reason)
         life.interrupt_all(engine_lost)
         await life.settled(TELL_SECONDS)
+        await self._close_engine(0)
         await self._close_assembly()
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            await engine.close(0)
         processes.exit_now(1)
 
     async def stop(self) -> None:
         """Close the books, then the engine; nothing happens if they are closed."""
         await self._close_assembly()
+        await self._close_engine(self.settings.server.life.close_seconds)
+
+    async def _close_engine(self, timeout_seconds: float) -> None:
         engine, self._engine = self._engine, None
         if engine is not None:
-            await engine.close(self.settings.server.life.close_seconds)
+            await engine.close(timeout_seconds)
 
     async def _close_assembly(self) -> None:
         if self._assembly is not None:

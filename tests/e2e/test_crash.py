@@ -80,6 +80,9 @@ def test_what_a_caller_was_told_survives_a_kill_once(project: Project) -> None:
     with project.serving() as server:
         server.wait_ready()
         assert_whole(server, books, sent)
+        server.terminate()
+        assert server.wait_end() == 0
+    books.assert_level()
     told = sum(one.ended for one in sent)
     broken = sum(one.end == "broken" for one in sent)
     print(f"{KILLS} kills: {len(sent)} requests, {told} with an end, {broken} cut, {len(books.audit)} on record")  # noqa: T201
