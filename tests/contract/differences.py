@@ -123,6 +123,11 @@ def _hard_limit(reply: Reply) -> Reply:
     return refusal(400, "invalid_request_error", "unsupported_value", Text(r"\S+: .+"), Text(r"\S+"))
 
 
+def _image(reply: Reply) -> Reply:
+    message = Text(r"messages\.0\.content\.0\.image_url\.url: .+")
+    return refusal(400, "invalid_request_error", "invalid_value", message, "messages.0.content.0.image_url.url")
+
+
 def _vetted(reply: Reply) -> Reply:
     code, param = Text("invalid_value|unsupported_value"), Text(r"(response_format|structured_outputs).*")
     return refusal(400, "invalid_request_error", code, Text(".+"), param)
@@ -281,7 +286,6 @@ DECLARED = (
         _hard_limit,
         (
             "chat with an unknown kind of content is refused",
-            "chat with an image for a model of text is refused",
             "chat with top_p above one is refused",
             "chat with too many top_logprobs is refused",
             "a stream of too many top_logprobs is refused",
@@ -290,6 +294,13 @@ DECLARED = (
             "completion with too many logprobs is refused",
             "a completion stream of too many logprobs is refused",
         ),
+    ),
+    Declared(
+        "images",
+        "An image that is none is refused as such; vLLM says that the model takes no images.",
+        "Images are looked at before anything is rendered, whatever the model.",
+        _image,
+        ("chat with an image for a model of text is refused",),
     ),
     Declared(
         "vetted-grammars",
