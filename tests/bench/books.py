@@ -1,9 +1,10 @@
 """What the books cost in CPU per streamed token: `make bench-books`.
 
 One engine with one layer, so that the machine is left to what is around it, and three pipelines: `off` tells nothing,
-`books` has audit, ledger, metrics and the log's line, as a server without a collector, `all` has also spans of each
-request, sent to a collector. The same streams go through each in turn. CPU is the serving process', all threads, without
-the engine's and the callers'. Fails when the median of `all` is more than five percent above `off`.
+`books` has audit, ledger, metrics and the log's line, as a server without a collector; `all` has also spans, four a
+request, sent to a collector. The same streams go through each in turn. CPU is the serving process', all threads,
+without the engine's and the callers'.
+Fails when the median of `all` is more than five percent above `off`.
 """
 
 # ruff: noqa: T201 - a benchmark talks on standard output

@@ -257,7 +257,7 @@ def test_a_collector_that_hangs_neither_blocks_nor_fills_the_memory(tmp_path: Pa
         assert slowest < 1
         outbox = traced._outbox
         assert outbox is not None
-        assert outbox._spans.qsize() <= tracing.QUEUE_SPANS
+        assert len(outbox._spans) <= tracing.QUEUE_SPANS
         assert traced.dropped_spans >= 4 * requests - tracing.QUEUE_SPANS - 2 * tracing.BATCH_SPANS
         traced.close(0.1)
 

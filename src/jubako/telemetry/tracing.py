@@ -10,10 +10,10 @@ that empties it is the only one that waits.
 
 from __future__ import annotations
 
-import queue
 import secrets
 import threading
-import time
+from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +25,9 @@ from jubako.sections import TracingSettings
 from jubako.vocabulary import Account, Outcome, Route
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
+    from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExporter
-    from opentelemetry.trace import Span, Tracer
+    from opentelemetry.trace import SpanContext
 
 QUEUE_SPANS = 4096
 BATCH_SPANS = 512
@@ -36,17 +36,19 @@ EXPORT_SECONDS = 10.0
 _NANOSECONDS = 1_000_000_000
 _OPERATIONS = {Route.CHAT.value: "chat", Route.COMPLETIONS.value: "text_completion"}
 _SERVER_ERROR = 500
+_LOW_BITS = (1 << 64) - 1
+"""Of a trace id: what decides whether it is in a share of all."""
 
 
 class Tracing:
     """The spans of one server. `open` makes it; without an endpoint `trace` does nothing."""
 
     def __init__(self, settings: TracingSettings, root: Path, *, release: str) -> None:
-        self._tracer: Tracer | None = None
+        self._maker: _Maker | None = None
         self._outbox: _Outbox | None = None
         if settings.endpoint is not None:
             self._outbox = _Outbox(_exporter(settings, root))
-            self._tracer = _tracer(settings.ratio, self._outbox.processor(), release)
+            self._maker = _Maker(settings.ratio, release)
 
     @property
     def dropped_spans(self) -> int:
@@ -60,31 +62,19 @@ class Tracing:
         `traceparent` is the request's header. It is followed for authenticated callers only: others could make the
         server trace at will.
         """
-        if self._tracer is None or self._outbox is None:
+        maker, outbox = self._maker, self._outbox
+        if maker is None or outbox is None:
             return ""
-        from opentelemetry.trace import SpanKind
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        parent = None
-        if traceparent is not None and account.tenant:
-            parent = TraceContextTextMapPropagator().extract({"traceparent": traceparent})
-        end = round(account.ended_at * _NANOSECONDS)
-        start = end - round(account.total_seconds * _NANOSECONDS)
-        operation = _OPERATIONS.get(account.route, account.route)
-        name = f"{operation} {account.alias}" if account.alias else operation
-        span = self._tracer.start_span(name, parent, SpanKind.SERVER, start_time=start)
-        if span.is_recording():
-            span.set_attributes(_attributes(account, operation))
-            _mark_error(span, account)
-            for step in _steps(account, start, end, queued_after_seconds):
-                self._outbox.put(_inside(span, *step))
-        span.end(end)
-        context = span.get_span_context()
-        return f"{context.trace_id:032x}" if context.trace_flags.sampled else ""
+        context, parent = maker.place(traceparent if account.tenant else None)
+        if not context.trace_flags.sampled:
+            return ""
+        for span in maker.spans(account, context, parent, queued_after_seconds):
+            outbox.put(span)
+        return f"{context.trace_id:032x}"
 
     def close(self, timeout_seconds: float) -> None:
         """Send what is left within `timeout_seconds`, then drop it. Blocks; to be called in a thread."""
-        self._tracer = None
+        self._maker = None
         if self._outbox is not None:
             self._outbox.close(timeout_seconds)
 
@@ -102,23 +92,6 @@ def _steps(account: Account, start: int, end: int, queued_after_seconds: float) 
     elif account.usage.prompt_tokens:
         steps.append(("prefill", admitted, end))
     return steps
-
-
-def _inside(span: Any, name: str, begin: int, finish: int) -> ReadableSpan:
-    """A span within `span`, which is over already: a live one of the SDK costs four times as much to make and end."""
-    from opentelemetry.sdk.trace import ReadableSpan as EndedSpan
-    from opentelemetry.trace import SpanContext
-
-    parent = span.get_span_context()
-    return EndedSpan(
-        name,
-        SpanContext(parent.trace_id, secrets.randbits(63) + 1, is_remote=False, trace_flags=parent.trace_flags),
-        parent,
-        resource=span.resource,
-        instrumentation_scope=span.instrumentation_scope,
-        start_time=begin,
-        end_time=finish,
-    )
 
 
 def _attributes(account: Account, operation: str) -> dict[str, Any]:
@@ -143,32 +116,87 @@ def _attributes(account: Account, operation: str) -> dict[str, Any]:
         found["gen_ai.usage.output_tokens"] = usage.generated_tokens
     if account.stream and account.first_token_seconds > 0:
         found["gen_ai.response.time_to_first_chunk"] = account.first_token_seconds
+    if account.code:
+        found["error.type"] = account.code
     return found
 
 
-def _mark_error(span: Span, account: Account) -> None:
-    """A caller's mistake is no error of the server's span; what the server owed and did not give is."""
-    from opentelemetry.trace import Status, StatusCode
+class _Maker:
+    """Makes spans that are over already: the SDK's live ones cost five times as much to begin, fill and end.
 
-    if account.code:
-        span.set_attribute("error.type", account.code)
-    if account.outcome in {Outcome.FAILED, Outcome.DEADLINE} or account.status >= _SERVER_ERROR:
-        span.set_status(Status(StatusCode.ERROR))
+    Which requests are traced is decided as its ParentBased(TraceIdRatioBased) does.
+    """
+
+    def __init__(self, ratio: float, release: str) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        # The orchestrator's OTEL_RESOURCE_ATTRIBUTES (pod, node, region) are taken in by `create`.
+        self._resource = Resource.create(
+            {"service.name": "jubako", "service.version": __version__, "jubako.release.digest": release}
+        )
+        self._scope = InstrumentationScope("jubako", __version__)
+        self._bound = TraceIdRatioBased.get_bound_for_rate(ratio)
+        self._propagator = TraceContextTextMapPropagator()
+
+    def place(self, traceparent: str | None) -> tuple[SpanContext, SpanContext | None]:
+        """Where the request's span is: in a trace of its own, or below its caller's."""
+        from opentelemetry.trace import SpanContext, TraceFlags, get_current_span
+
+        parent = None
+        if traceparent is not None:
+            told = get_current_span(self._propagator.extract({"traceparent": traceparent})).get_span_context()
+            parent = told if told.is_valid else None
+        if parent is not None:
+            trace_id, flags = parent.trace_id, TraceFlags(parent.trace_flags & TraceFlags.SAMPLED)
+        else:
+            trace_id = secrets.randbits(127) + 1
+            sampled = trace_id & _LOW_BITS < self._bound
+            flags = TraceFlags(TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT)
+        return SpanContext(trace_id, _span_id(), is_remote=False, trace_flags=flags), parent
+
+    def spans(
+        self, account: Account, context: SpanContext, parent: SpanContext | None, queued_after_seconds: float
+    ) -> Iterator[ReadableSpan]:
+        """The request's span, and one for each step within it."""
+        from opentelemetry.sdk.trace import ReadableSpan as EndedSpan
+        from opentelemetry.trace import SpanContext as Context
+        from opentelemetry.trace import SpanKind, Status, StatusCode
+
+        end = round(account.ended_at * _NANOSECONDS)
+        start = end - round(account.total_seconds * _NANOSECONDS)
+        operation = _OPERATIONS.get(account.route, account.route)
+        # A caller's mistake is no error of the server's span; what the server owed and did not give is.
+        failed = account.outcome in {Outcome.FAILED, Outcome.DEADLINE} or account.status >= _SERVER_ERROR
+        yield EndedSpan(
+            f"{operation} {account.alias}" if account.alias else operation,
+            context,
+            parent,
+            self._resource,
+            _attributes(account, operation),
+            kind=SpanKind.SERVER,
+            status=Status(StatusCode.ERROR if failed else StatusCode.UNSET),
+            start_time=start,
+            end_time=end,
+            instrumentation_scope=self._scope,
+        )
+        for step, begin, finish in _steps(account, start, end, queued_after_seconds):
+            yield EndedSpan(
+                step,
+                Context(context.trace_id, _span_id(), is_remote=False, trace_flags=context.trace_flags),
+                context,
+                self._resource,
+                {},
+                start_time=begin,
+                end_time=finish,
+                instrumentation_scope=self._scope,
+            )
 
 
-def _tracer(ratio: float, processor: SpanProcessor, release: str) -> Tracer:
-    """A tracer of our own provider: BentoML's global one has other rules."""
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
-
-    # The orchestrator's OTEL_RESOURCE_ATTRIBUTES (pod, node, region) are taken in by `create`.
-    resource = Resource.create(
-        {"service.name": "jubako", "service.version": __version__, "jubako.release.digest": release}
-    )
-    provider = TracerProvider(sampler=ParentBased(TraceIdRatioBased(ratio)), resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(processor)
-    return provider.get_tracer("jubako", __version__)
+def _span_id() -> int:
+    return secrets.randbits(63) + 1
 
 
 def _exporter(settings: TracingSettings, root: Path) -> SpanExporter:
@@ -204,47 +232,37 @@ def _headers(path: Path) -> dict[str, str]:
 
 
 class _Outbox:
-    """A bounded queue of ended spans and the thread that sends them; the SDK's own does not say what it drops."""
+    """A bounded queue of ended spans and the thread that sends them; the SDK's own does not say what it drops.
+
+    A span that is put wakes nobody: the thread looks once a second, or sooner when a whole batch is there.
+    """
 
     def __init__(self, exporter: SpanExporter) -> None:
         self.dropped = 0
         self._exporter = exporter
-        self._spans: queue.Queue[ReadableSpan | None] = queue.Queue(QUEUE_SPANS)
+        self._spans: deque[ReadableSpan] = deque()
         self._counting = threading.Lock()
-        self._closing = threading.Event()
+        self._wake = threading.Event()
+        self._closing = False
         self._thread = threading.Thread(target=self._send_all, name="spans", daemon=True)
         self._thread.start()
 
-    def processor(self) -> SpanProcessor:
-        """What a tracer's provider hands ended spans to."""
-        from opentelemetry.sdk.trace import SpanProcessor
-
-        outbox = self
-
-        class _Processor(SpanProcessor):
-            def on_end(self, span: ReadableSpan) -> None:
-                outbox.put(span)
-
-        return _Processor()
-
     def put(self, span: ReadableSpan) -> None:
         """Take a span, or count it as dropped; returns at once."""
-        if span.context is None or not span.context.trace_flags.sampled:
-            return
-        try:
-            self._spans.put_nowait(span)
-        except queue.Full:
+        if len(self._spans) >= QUEUE_SPANS:
             self._drop(1)
+            return
+        self._spans.append(span)
+        if len(self._spans) == BATCH_SPANS:
+            self._wake.set()
 
     def close(self, timeout_seconds: float) -> None:
         """Send the rest, give up after `timeout_seconds`."""
-        self._closing.set()
-        with suppress(queue.Full):
-            self._spans.put_nowait(None)  # wakes the thread; with a full queue it does not sleep
+        self._closing = True
+        self._wake.set()
         self._thread.join(timeout_seconds)
-        with suppress(queue.Empty):
-            while True:
-                self._drop(self._spans.get_nowait() is not None)
+        while batch := self._batch():
+            self._drop(len(batch))
         self._exporter.shutdown()
 
     def _drop(self, spans: int) -> None:
@@ -252,23 +270,19 @@ class _Outbox:
             self.dropped += spans
 
     def _send_all(self) -> None:
-        while not (self._closing.is_set() and self._spans.empty()):
-            batch = self._batch()
-            if batch:
+        closing = False
+        while not closing:
+            self._wake.wait(BATCH_SECONDS)
+            self._wake.clear()
+            closing = self._closing  # before the look: what was put before `close` is sent
+            while batch := self._batch():
                 self._send(batch)
 
     def _batch(self) -> list[ReadableSpan]:
-        """The spans of the next second, or fewer if that many came sooner."""
         batch: list[ReadableSpan] = []
-        until = time.monotonic() + BATCH_SECONDS
-        while len(batch) < BATCH_SPANS:
-            left = 0.0 if self._closing.is_set() else until - time.monotonic()
-            try:
-                span = self._spans.get(timeout=left) if left > 0 else self._spans.get_nowait()
-            except queue.Empty:
-                break
-            if span is not None:
-                batch.append(span)
+        with suppress(IndexError):  # empty, perhaps because `close` has given up
+            while len(batch) < BATCH_SPANS:
+                batch.append(self._spans.popleft())
         return batch
 
     def _send(self, batch: list[ReadableSpan]) -> None:
