@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import httpx
@@ -11,6 +10,7 @@ import pytest
 from jubako.telemetry.metrics import FAMILIES
 from tests.contract.corpus import BASE, CHAT, says
 from tests.project import REPOSITORY
+from tests.reckoning import samples
 
 if TYPE_CHECKING:
     from tests.project import Served
@@ -18,18 +18,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 COMPLETED = f'jubako_requests_total{{alias="{BASE}",outcome="length",route="chat_completions"}}'
-
-
-def samples(server: Served, accept: str = "") -> dict[str, float]:
-    """Every sample of a scrape by its name and labels."""
-    headers = {"authorization": f"Bearer {server.operator_key}", "accept": accept}
-    reply = httpx.get(f"{server.url}/metrics", headers=headers, timeout=30)
-    assert reply.status_code == httpx.codes.OK, reply.text
-    found = {}
-    for line in reply.text.splitlines():
-        if match := re.match(r"([a-zA-Z_:][^ {]*(?:\{.*?\})?) (\S+)", line):
-            found[match[1]] = float(match[2])
-    return found
 
 
 def test_names_of_the_rules_and_the_dashboard_are_on_the_page(jubako_server: Served) -> None:
