@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 QUEUE_SPANS = 4096
 BATCH_SPANS = 512
-BATCH_SECONDS = 1.0
+BATCH_SECONDS = 5.0
+"""A batch costs as much to send as dozens of spans to make; nobody looks at a trace sooner."""
 EXPORT_SECONDS = 10.0
 _NANOSECONDS = 1_000_000_000
 _OPERATIONS = {Route.CHAT.value: "chat", Route.COMPLETIONS.value: "text_completion"}
@@ -234,7 +235,7 @@ def _headers(path: Path) -> dict[str, str]:
 class _Outbox:
     """A bounded queue of ended spans and the thread that sends them; the SDK's own does not say what it drops.
 
-    A span that is put wakes nobody: the thread looks once a second, or sooner when a whole batch is there.
+    A span that is put wakes nobody: the thread looks every few seconds, or sooner when a whole batch is there.
     """
 
     def __init__(self, exporter: SpanExporter) -> None:
