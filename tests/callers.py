@@ -13,6 +13,9 @@ import httpx
 from tests.project import DEMO, Served, until
 
 PATIENCE_SECONDS = 180.0
+ANSWER_SECONDS = 60.0
+MANY = 600
+"""Tokens of a stream that a test means to finish, and that is not over before all are under way."""
 ENDLESS = 1900
 """Tokens of a stream that a test means to cut: far more than any machine makes before it does."""
 
@@ -53,11 +56,14 @@ class Caller(threading.Thread):
         return bool(self.events) and self.events[-1] == "[DONE]"
 
     @property
-    def error(self) -> dict[str, Any]:
-        """The error event at the end, or an empty object."""
-        last = json.loads(self.events[-1]) if self.events and not self.completed else {}
-        error: dict[str, Any] = last.get("error", {})
-        return error
+    def end(self) -> str:
+        """How the stream ended: `[DONE]`, the code of an error event, what broke it, or that nothing did."""
+        if self.broken is not None:
+            return f"after {len(self.events)} events: {self.broken!r}"
+        if not self.events or self.completed:
+            return self.events[-1] if self.events else f"no events, status {self.status}"
+        error: dict[str, Any] = json.loads(self.events[-1]).get("error", {})
+        return str(error.get("code", f"after {len(self.events)} events: no last one"))
 
 
 @contextmanager
@@ -74,7 +80,7 @@ def streaming(served: Served, callers: int = 3, max_tokens: int = ENDLESS) -> It
         assert not caller.is_alive(), "a caller was left without an end"
 
 
-def models(served: Served, timeout_seconds: float = 5) -> httpx.Response:
+def models(served: Served, timeout_seconds: float = ANSWER_SECONDS) -> httpx.Response:
     """What `GET /v1/models` says now."""
     return httpx.get(
         f"{served.url}/v1/models", headers={"authorization": f"Bearer {served.key}"}, timeout=timeout_seconds

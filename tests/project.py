@@ -174,6 +174,16 @@ class Served:
         """The engine's own process."""
         return self._only(lambda line: "EngineCore" in line)
 
+    @contextmanager
+    def engine_held(self) -> Iterator[None]:
+        """The engine takes no step as long as the block runs: how fast it decodes must not decide a test."""
+        engine = self.engine_core()
+        engine.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            engine.send_signal(signal.SIGCONT)
+
     def _only(self, matches: Callable[[str], bool]) -> psutil.Process:
         for process in self.processes():
             with suppress(psutil.Error):

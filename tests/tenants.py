@@ -58,7 +58,7 @@ def make_key(project: Project, server: Served, tenant: str, *options: str) -> st
         reply = httpx.get(f"{server.url}/v1/models", headers={"authorization": f"Bearer {key}"}, timeout=10)
         return reply.status_code != httpx.codes.UNAUTHORIZED
 
-    until(known, "the key is known", 5)
+    until(known, "the key is known")
     return key
 
 

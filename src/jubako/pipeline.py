@@ -36,6 +36,8 @@ from jubako.vocabulary import Call, Demand, Document, Outcome, Principal, Route,
 
 logger = logging.getLogger(__name__)
 
+SETTLE_SECONDS = 1.0
+"""The longest that the end of a reply waits for the budgets' store. It is told all the same."""
 SCOPES = {
     Route.MODELS: Scope.MODELS,
     Route.MODEL: Scope.MODELS,
@@ -241,8 +243,8 @@ class Pipeline:
             ending = asyncio.ensure_future(reservation.settle(used) if used else reservation.release())
             self._settling.add(ending)
             ending.add_done_callback(self._settling.discard)
-            # A task that is being cancelled still ends its reservation.
-            await asyncio.shield(ending)
+            # A task that is being cancelled still ends its reservation, and a slow store does not hold a reply up.
+            await asyncio.wait({ending}, timeout=SETTLE_SECONDS)
 
     async def _generate(self, passage: _Passage, call: Call, deadline_at: float) -> None:
         exchange, lease = passage.exchange, passage.lease

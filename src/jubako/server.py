@@ -40,8 +40,8 @@ from jubako.vocabulary import Phase, Principal, Readiness
 
 logger = logging.getLogger(__name__)
 
-TELL_SECONDS = 5.0
-"""For callers in flight to take the error that ends their request."""
+TELL_SECONDS = 15.0
+"""For callers in flight to take the error that ends their request: at once, but on a machine that stalls."""
 BOOKS_SECONDS = 20.0
 """More than budgets, books and spans take to be closed."""
 WATCH_EVERY_SECONDS = 0.5

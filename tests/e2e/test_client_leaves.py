@@ -125,6 +125,7 @@ async def _leave_somewhere(server: Served, chance: random.Random) -> None:
     connection.close()
 
 
+@pytest.mark.parametrize("spared", [LEAVERS * LONG_TOKENS // 2], indirect=True)
 async def test_many_who_leave_anywhere_leave_nothing(async_client: Any, jubako_server: Served) -> None:
     """In the body, in the queue, in the prompt, in the answer; then the engine is at rest and answers right."""
     chance = random.Random(SEED)

@@ -63,7 +63,7 @@ def assert_whole(server: Served, books: Reckoning, sent: list[Sent]) -> None:
     assert {line["request_id"] for line in lines} <= {one.request_id for one in sent}
     assert_each_once(sent, lines)
     books.assert_level()
-    until(lambda: books.held() == 0, "the reservations of the dead are free", 10)
+    until(lambda: books.held() == 0, "the reservations of the dead are free")
     assert by_tenant(books.rows()) == by_tenant(lines)
 
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-LARGEST_GAP_SECONDS = 5.0
+LARGEST_GAP_SECONDS = 60.0
+"""Ten times what a busy machine shows. A grammar that stalled the engine would hold it for minutes."""
 LARGEST_GROWTH_BYTES = 300 << 20
 PROMPT = {"model": BASE, "prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}
 

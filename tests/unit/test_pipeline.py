@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from jubako import pipeline as pipeline_module
 from jubako.errors import Busy, DeadlineExceeded, InternalError, InvalidRequest, Refusal
 from jubako.life import Life, engine_lost, shutting_down
 from jubako.vocabulary import Rate, Rates, Scope
@@ -304,6 +305,29 @@ async def test_what_was_used_is_booked_before_the_caller_hears_the_end(stream: b
     caller._send = watching  # type: ignore[method-assign]
     await caller.call(pipeline)
     assert settled == [True]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_slow_store_of_budgets_does_not_hold_the_end_up(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller has its reply, and the store is told when it answers."""
+    monkeypatch.setattr(pipeline_module, "SETTLE_SECONDS", 0.01)
+    store_answers = asyncio.Event()
+
+    class SlowBudgets(NoBudgets):
+        async def settle(self, tokens: int) -> None:
+            await store_answers.wait()
+            await super().settle(tokens)
+
+    budgets = SlowBudgets()
+    engine = ScriptedEngine(streams(event("a"), DONE) if stream else says({"a": 1}))
+    engine.prompt_tokens = 7
+    pipeline = ready_pipeline(engine, budgets=budgets)
+    caller = await Caller({**ASKED, "stream": stream, "max_tokens": 5}).call(pipeline)
+    assert caller.status == 200
+    assert budgets.ended == []
+    store_answers.set()
+    await pipeline.settled()
+    assert budgets.ended == [7]
 
 
 async def test_a_prompt_longer_than_estimated_is_asked_for_again() -> None:
