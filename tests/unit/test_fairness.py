@@ -158,6 +158,18 @@ def test_a_light_tenant_hardly_waits_while_another_floods(target: float, rate: f
     assert sum(one.refusal is not None for one in b) <= 0.03 * len(b)
 
 
+def test_places_left_for_others_do_not_hold_up_whom_they_are_left_for() -> None:
+    """On an engine that holds its pace with six sequences, B, which has one at a time, is let in within a step."""
+    waits: list[float] = []
+    for seed in range(4):
+        a = poisson(2.6, 200.0, who=principal("a"), prompt=15, seed=seed + 100)
+        b = poisson(0.26, 200.0, who=principal("b"), prompt=15, seed=seed)
+        admission = settings(time_per_output_token_seconds=0.04)
+        SimulatedEngine(admission, coefficients=(0.022, 0.0021, 0.0025), seed=seed).run([*a, *b])
+        waits += [one.started_at - one.at for one in b if one.ended_at]
+    assert percentile(waits, 0.95) < 0.04
+
+
 @pytest.mark.parametrize("rate", [2.0, 5.0, 10.0])
 def test_a_light_tenants_first_token_comes_almost_as_when_it_is_alone(rate: float) -> None:
     """Within 1.5 times at p95, on an engine whose step at the limit is itself no longer than 1.5 times one alone."""

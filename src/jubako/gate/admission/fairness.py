@@ -29,6 +29,9 @@ from jubako.gate.admission.request import Request
 USUAL_STEPS = 200.0
 """Over how many steps it is averaged what a tenant has running."""
 
+LIGHT = 0.5
+"""Part of its share that a tenant usually has at most, for it to go beyond its share when much comes at once."""
+
 Key = tuple[float, int, "Flow"]
 """Sorted by a figure, then by an order that no two share; the flow itself is never compared."""
 
@@ -53,6 +56,8 @@ class Flow:
     usual: float = 0.0
     """Sequences it had running on average, as of `usual_at`, a step."""
     usual_at: int = 0
+    absent_weight: float = 0.0
+    """What it counts among those that will come back, as of `usual_at`; only while it neither waits nor runs."""
     crowding: float = 0.0
     level: int = 0
     """The priority it stands at by now, while it waits."""
@@ -95,6 +100,8 @@ class Absent:
     running: int = 0
     usual: float = 0.0
     usual_at: int = 0
+    absent_weight: float = 0.0
+    """Of those that run nothing either, each counted by how likely it has something at a time."""
 
 
 class Fairness:
@@ -197,13 +204,24 @@ class Fairness:
         """Sequences that a tenant may call its own of `limit`, among the tenants that wait or run; at least one."""
         return max(1.0, limit * flow.weight / self._active_weight)
 
-    def underserved(self, request: Request, limit: int) -> bool:
-        """Whether the tenant would stay within its share of what runs, while another has more than its own."""
+    def within_share(self, request: Request, limit: int) -> bool:
+        """Whether the tenant would stay within its share of `limit`, also if those come that usually have something."""
         flow = self.flow(request)
-        if not self._busy or flow.running + request.sequences > self.share(flow, limit):
+        self._average(self._absent)
+        weights = self._active_weight + self._absent.absent_weight
+        return (flow.running + request.sequences) * weights <= limit * flow.weight
+
+    def underserved(self, request: Request, limit: int) -> bool:
+        """Whether the tenant stays within its share of what runs, or usually has far less, while another has more."""
+        flow = self.flow(request)
+        if not self._busy:
             return False
         busiest = self._busy[-1][2]
-        return busiest.running > self.share(busiest, limit)
+        if busiest is flow or busiest.running <= self.share(busiest, limit):
+            return False
+        self._average(flow)
+        share = self.share(flow, limit)
+        return flow.running + request.sequences <= share or flow.usual <= LIGHT * share
 
     def reserve(self, spare: int) -> int:
         """Sequences to leave free for tenants that do not wait; `spare` more than the limit are theirs in any case.
@@ -266,6 +284,8 @@ class Fairness:
             self._average(self._absent)
             self._absent.running -= flow.running
             self._absent.usual = max(0.0, self._absent.usual - flow.usual)
+            self._absent.absent_weight = max(0.0, self._absent.absent_weight - flow.absent_weight)
+            flow.absent_weight = 0.0
             return
         turns = self._turns[flow.level]
         turns.remove(flow.turn_key)
@@ -301,6 +321,9 @@ class Fairness:
             self._average(self._absent)
             self._absent.running += flow.running
             self._absent.usual += flow.usual
+            if not flow.running:
+                flow.absent_weight = flow.weight * min(1.0, flow.usual)
+                self._absent.absent_weight += flow.absent_weight
             return
         self._age(flow, order, now)
         flow.turn_key = (flow.counter, order, flow)
@@ -326,6 +349,7 @@ class Fairness:
         if tenants.usual_at != self._step:
             kept = math.exp((tenants.usual_at - self._step) / USUAL_STEPS)
             tenants.usual = tenants.running + (tenants.usual - tenants.running) * kept
+            tenants.absent_weight *= kept
             tenants.usual_at = self._step
 
     def _entry(self, level: int) -> float:

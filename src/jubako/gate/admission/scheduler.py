@@ -161,7 +161,8 @@ class Scheduler:
         """The request that starts now, if one does: the one whose turn it is, or one that has headroom.
 
         Alone, a request has room whatever its size; otherwise within the limit, less what is left free for tenants that
-        do not wait. A tenant that has less than its share of what runs may go a little beyond, without a turn.
+        do not wait. Those places are theirs up to their shares: a tenant within its own need not leave any free. A
+        tenant that has less than its share of what runs, or usually has, may go a little beyond, without a turn.
         """
         request = self._fairness.next(now)
         if request is None or self.running == 0:
@@ -170,6 +171,8 @@ class Scheduler:
         beyond = min(self.capacity.ceiling, limit + max(1, limit // HEADROOM))
         after = self.running + request.sequences
         most = limit // RESERVE
+        if after <= limit and self._fairness.within_share(request, limit):
+            return request
         if after <= limit - most or after <= limit - min(most, self._fairness.reserve(beyond - limit)):
             return request
         least = self._fairness.least_served()
