@@ -25,7 +25,7 @@ from jubako.books.line import MAX_BYTES, encode, fields, link
 from jubako.books.verify import Verification, verify_files, verify_folder
 from jubako.errors import StartupFault
 from jubako.vocabulary import Outcome, Usage
-from tests.accounts import account, opened, written
+from tests.accounts import STARTED_AT, account, opened, written
 
 
 def faults(folder: Path) -> list[str]:
@@ -260,6 +260,23 @@ def test_a_journal_can_be_verified_while_it_is_written(tmp_path: Path) -> None:
         if number % 50 == 0:
             audit.prune(number)
     audit.close()
+
+
+def test_a_clock_that_is_set_back_breaks_nothing(tmp_path: Path) -> None:
+    """The order is the sequence; a time is what the clock said then."""
+    audit = opened(tmp_path)
+    for seconds in (0, 3600, -3600, 0.9994, 0.9996):
+        audit.append(account(ended_at=STARTED_AT + seconds))
+    audit.close()
+    assert [fields(line)["time"][11:] for line in lines(tmp_path)] == [
+        "14:13:20.000Z",
+        "15:13:20.000Z",
+        "13:13:20.000Z",
+        "14:13:20.999Z",
+        "14:13:20.999Z",
+    ]
+    assert faults(tmp_path) == []
+    opened(tmp_path).close()
 
 
 # -- files
