@@ -26,6 +26,7 @@ def main(root: Path, url: str | None, password_file: Path | None) -> None:
         ledger_sqlite_file=Path("ledger.sqlite"),
         ledger_url=url,
         ledger_password_file=password_file,
+        ledger_row_days=None,
     )
     books = Books.open(settings, root, "d" * 64)
     number = 0

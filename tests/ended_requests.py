@@ -23,7 +23,7 @@ def account(**changes: Any) -> Account:
         "outcome": Outcome.COMPLETED,
         "code": "",
         "priority": 2,
-        "usage": Usage(prompt_tokens=20, cached_tokens=16, generated_tokens=11),
+        "usage": Usage(prompt_tokens=20, cached_tokens=16, generated_tokens=11, decode_tokens=10, decode_seconds=2.0),
         "queue_seconds": 0.5,
         "first_token_seconds": 1.0,
         "total_seconds": 3.0,

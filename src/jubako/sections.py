@@ -187,6 +187,8 @@ class BooksSettings(Section):
     ledger_url: str | None
     """`postgresql+psycopg://user@host/database`, without a password; None: the SQLite file."""
     ledger_password_file: Path | None
+    ledger_row_days: Annotated[int, Field(ge=1, le=36_500)] | None
+    """How long the row of each request is kept; sums by day are kept for ever. None: rows too."""
 
 
 class SurfaceSettings(Section):

@@ -188,6 +188,10 @@ class Usage:
     generated_tokens: int = 0
     first_token_at: float = 0.0
     """Monotonic seconds; zero until there is one."""
+    decode_tokens: int = 0
+    """Tokens after the first one of each choice."""
+    decode_seconds: float = 0.0
+    """From the first to the last token of each choice, all choices added up: side by side they take as long each."""
     cut: bool = False
     """Whether a choice ended because it had as many tokens as it may have."""
 

@@ -267,3 +267,6 @@ def test_the_death_of_the_engine_loses_nothing(booked: Booked) -> None:
     books.assert_level()
     assert books.held() == 0
     until(lambda: not server.processes(), "all its processes ended", 20)
+    said = mixed_load.SHARED[:20].encode()
+    for path in (server.log_file, *(path for path in books.folder.rglob("*") if path.is_file())):
+        assert said not in path.read_bytes(), path

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from jubako.telemetry.metrics import FAMILIES
-from tests.contract.corpus import BASE, CHAT, says
+from tests.contract.corpus import BASE, CHAT, COMPLETIONS, says
 from tests.project import REPOSITORY
-from tests.reckoning import samples
+from tests.reckoning import Movement, samples
 
 if TYPE_CHECKING:
     from tests.project import Served
@@ -51,3 +51,16 @@ def test_a_request_moves_ours_and_vllm_s_alike(jubako_server: Served) -> None:
     assert moved(COMPLETED) == (reply.json()["choices"][0]["finish_reason"] == "length")
     assert moved("jubako_time_to_first_token_seconds_count") == 1
     assert moved("jubako_refusals_total{") == 1
+
+
+def test_the_pace_of_choices_is_that_of_each(jubako_server: Served) -> None:
+    """As vLLM's own, which counts every choice as a request: three side by side are as fast as each of them."""
+    before = Movement(jubako_server)
+    headers = {"authorization": f"Bearer {jubako_server.key}"}
+    body = {"model": BASE, "prompt": "Once", "n": 3, "temperature": 1.0, "max_tokens": 20, "ignore_eos": True}
+    reply = httpx.post(f"{jubako_server.url}{COMPLETIONS}", json=body, headers=headers, timeout=120)
+    assert reply.status_code == httpx.codes.OK, reply.text
+    moved = before.since()
+    ours, theirs = "jubako_time_per_output_token_seconds", "vllm:request_time_per_output_token_seconds"
+    assert (moved.of(f"{ours}_count"), moved.of(f"{theirs}_count{{")) == (1, 3)
+    assert moved.of(f"{ours}_sum") == pytest.approx(moved.of(f"{theirs}_sum{{") / 3)

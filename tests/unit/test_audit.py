@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from jubako.books.line import MAX_BYTES, encode, fields, link
 from jubako.books.verify import Verification, verify_files, verify_folder
 from jubako.errors import StartupFault
 from jubako.vocabulary import Outcome, Usage
-from tests.accounts import account, opened, written
+from tests.accounts import STARTED_AT, account, opened, written
 
 
 def faults(folder: Path) -> list[str]:
@@ -261,6 +262,23 @@ def test_a_journal_can_be_verified_while_it_is_written(tmp_path: Path) -> None:
     audit.close()
 
 
+def test_a_clock_that_is_set_back_breaks_nothing(tmp_path: Path) -> None:
+    """The order is the sequence; a time is what the clock said then."""
+    audit = opened(tmp_path)
+    for seconds in (0, 3600, -3600, 0.9994, 0.9996):
+        audit.append(account(ended_at=STARTED_AT + seconds))
+    audit.close()
+    assert [fields(line)["time"][11:] for line in lines(tmp_path)] == [
+        "14:13:20.000Z",
+        "15:13:20.000Z",
+        "13:13:20.000Z",
+        "14:13:20.999Z",
+        "14:13:20.999Z",
+    ]
+    assert faults(tmp_path) == []
+    opened(tmp_path).close()
+
+
 # -- files
 
 
@@ -298,13 +316,19 @@ def test_a_forked_child_does_not_keep_the_journal(tmp_path: Path) -> None:
     """An engine's process that outlives a killed server must not keep the next one from starting."""
     audit = opened(tmp_path)
     context = multiprocessing.get_context("fork")
-    stay = context.Event()
-    child = context.Process(target=stay.wait)
+    begun, stay = context.Event(), context.Event()
+    child = context.Process(target=_begin_and_stay, args=(begun, stay))
     child.start()
+    assert begun.wait(60)
     audit.close()
     opened(tmp_path).close()
     stay.set()
     child.join()
+
+
+def _begin_and_stay(begun: Event, stay: Event) -> None:
+    begun.set()
+    stay.wait()
 
 
 # -- starts
@@ -428,6 +452,50 @@ def test_a_disk_that_cannot_sync_refuses_requests_until_it_can(audit: Audit, mon
     audit.sync()
     assert not audit.fault
     assert audit.durable == audit.position
+
+
+def test_what_a_disk_failed_to_take_is_given_to_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux takes pages for written that it failed to write: an `fsync` that succeeds later says nothing of them.
+
+    Of every file that the failure may have hit, and at a start that finds lines that nobody had on disk.
+    """
+    written_again: list[bytes] = []
+    real_write, real_sync = os.pwrite, os.fsync
+
+    def note(descriptor: int, data: bytes, offset: int) -> int:
+        written_again.append(data)
+        return real_write(descriptor, data, offset)
+
+    def broken(_descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "pwrite", note)
+    audit = opened(tmp_path, file_bytes=8192)
+    for number in range(30):
+        audit.append(account(number))
+    assert len(journal.files(tmp_path)) > 1
+    monkeypatch.setattr(os, "fsync", broken)
+    audit.sync()
+    audit.sync()
+    assert audit.fault
+    monkeypatch.setattr(os, "fsync", real_sync)
+    written_again.clear()
+    audit.sync()
+    assert not audit.fault
+    assert sorted(written_again) == sorted(one.path.read_bytes() for one in journal.files(tmp_path))
+    written_again.clear()
+    audit.append(account(30))
+    audit.sync()
+    audit.close()
+    opened(tmp_path, file_bytes=8192).close()
+    assert written_again == []
+    assert faults(tmp_path) == []
+    first = journal.files(tmp_path)[0]
+    journal.write_head(tmp_path, Head(audit.journal, 1, 1, link(lines(tmp_path)[0]).hash))
+    opened(tmp_path, file_bytes=8192).close()
+    assert written_again == [journal.files(tmp_path)[-1].path.read_bytes()]
+    assert first == journal.files(tmp_path)[0]
+    assert faults(tmp_path) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="a small file system is mounted by root only")

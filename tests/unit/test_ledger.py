@@ -33,7 +33,7 @@ from jubako.books.verify import Verification, verify_folder
 from jubako.errors import StartupFault, Unavailable
 from jubako.sections import BooksSettings
 from jubako.vocabulary import Outcome
-from tests.accounts import account, opened
+from tests.accounts import STARTED_AT, account, opened
 from tests.postgres import PASSWORD, Postgres, running
 from tests.project import REPOSITORY, until
 
@@ -71,7 +71,7 @@ def audit(tmp_path: Path) -> Iterator[Audit]:
 @pytest.fixture
 def ledger(audit: Audit, engine: Engine) -> Iterator[Ledger]:
     """One that follows `audit` once it is started."""
-    made = Ledger(audit, engine)
+    made = Ledger(audit, engine, row_days=None)
     yield made
     made.close(10)
 
@@ -136,7 +136,7 @@ def test_every_line_is_booked_once_across_files_and_starts(audit: Audit, engine:
     """What one ledger left, the next goes on with."""
     for start in range(3):
         append(audit, 300, first=start * 300)
-        ledger = Ledger(audit, engine)
+        ledger = Ledger(audit, engine, row_days=None)
         ledger.start()
         append(audit, 20, first=10_000 + start * 20)
         ledger.close(30)
@@ -152,7 +152,7 @@ def test_rows_and_sums_are_what_the_audit_says(tmp_path: Path, engine: Engine) -
     """Field by field."""
     audit = opened(tmp_path / "all", file_bytes=1 << 16, keep_files=100)
     append(audit, 500)
-    ledger = Ledger(audit, engine)
+    ledger = Ledger(audit, engine, row_days=None)
     ledger.start()
     ledger.close(30)
     assert_books_agree(engine, audit.folder)
@@ -174,7 +174,7 @@ def test_no_id_stops_the_ledger(audit: Audit, engine: Engine, ledger: Ledger, te
 def test_two_servers_book_into_one_database(tmp_path: Path, engine: Engine) -> None:
     """Replicas share a database; each has an audit of its own, and their days add up."""
     audits = [opened(tmp_path / name) for name in ("one", "two")]
-    ledgers = [Ledger(audit, engine) for audit in audits]
+    ledgers = [Ledger(audit, engine, row_days=None) for audit in audits]
     for ledger in ledgers:
         ledger.start()
     for burst in range(20):
@@ -213,6 +213,56 @@ def test_files_go_once_they_are_booked_and_not_before(audit: Audit, engine: Engi
     assert list(verify_folder(audit.folder, Verification())) == []
 
 
+# -- rows that are too old
+
+
+def test_old_rows_go_and_their_sums_stay(
+    audit: Audit, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whole days of them, some at a time; what is younger stays, and so does what was used."""
+    monkeypatch.setattr("jubako.books.ledger.FORGET_ROWS", 7)
+    caplog.set_level("INFO")
+    day = 86_400
+    for number in range(90):
+        audit.append(account(number, ended_at=STARTED_AT + (number // 30) * day))
+    audit.sync()
+    ledger = Ledger(audit, engine, row_days=1, now=lambda: STARTED_AT + 2 * day + 60)
+    ledger.start()
+    until(lambda: "are deleted" in caplog.text, "old rows are deleted")
+    ledger.close(10)
+    assert "ledger: 30 rows of days before 2026-09-22 are deleted" in caplog.text
+    assert sorted(row["sequence"] for row in rows(engine, usage)) == list(range(31, 91))
+    assert sum(row["requests"] for row in rows(engine, usage_daily)) == 90
+    append(audit, 1, first=90)
+    again = Ledger(audit, engine, row_days=None)
+    again.start()
+    caught_up(again)
+    again.close(10)
+    assert len(rows(engine, usage)) == 61
+
+
+def test_two_servers_delete_old_rows_of_one_database(tmp_path: Path, engine: Engine) -> None:
+    """Those of servers that are gone too; neither stops the other."""
+    audits = [opened(tmp_path / name) for name in ("one", "two", "gone")]
+    for audit in audits:
+        append(audit, 300)
+    keeper = Ledger(audits[2], engine, row_days=None)
+    keeper.start()
+    caught_up(keeper)
+    keeper.close(10)
+    ledgers = [Ledger(audit, engine, row_days=1, now=lambda: STARTED_AT + 30 * 86_400) for audit in audits[:2]]
+    for ledger in ledgers:
+        ledger.start()
+    for ledger in ledgers:
+        caught_up(ledger)
+    # One that was level before the other had booked its own lines leaves those to the other one.
+    until(lambda: rows(engine, usage) == [], "all old rows are deleted")
+    for ledger, audit in zip([*ledgers, keeper], audits, strict=True):
+        ledger.close(10)
+        audit.close()
+    assert sum(row["requests"] for row in rows(engine, usage_daily)) == 900
+
+
 # -- an audit that is not as it was written
 
 
@@ -238,13 +288,13 @@ def test_forged_lines_are_not_booked(
 def test_an_audit_that_was_cut_after_it_was_booked_is_noticed(audit: Audit, engine: Engine) -> None:
     """The database is a second anchor."""
     append(audit, 50)
-    first = Ledger(audit, engine)
+    first = Ledger(audit, engine, row_days=None)
     first.start()
     caught_up(first)
     first.close(10)
     with engine.begin() as connection:
         connection.execute(journals.update().values(hash="0" * 64))
-    second = Ledger(audit, engine)
+    second = Ledger(audit, engine, row_days=None)
     second.start()
     until(lambda: second.state is LedgerState.STOPPED, "the ledger stops")
     assert "is not the line that was taken from here before" in second.fault
@@ -259,7 +309,7 @@ def test_a_locked_database_is_waited_for(audit: Audit, tmp_path: Path, monkeypat
     monkeypatch.setattr(database, "SQLITE_BUSY_SECONDS", 0.1)
     engine = database.engine(database.url(None, tmp_path / "ledger.sqlite"), None)
     database.migrate(engine)
-    ledger = Ledger(audit, engine)
+    ledger = Ledger(audit, engine, row_days=None)
     ledger.start()
     append(audit, 10)
     caught_up(ledger)
@@ -286,7 +336,7 @@ def test_a_postgresql_that_is_killed_under_load_comes_back_to_everything(cluster
         connection.exec_driver_sql("DROP SCHEMA public CASCADE")
         connection.exec_driver_sql("CREATE SCHEMA public")
     engine.dispose()
-    ledger = Ledger(audit, engine)
+    ledger = Ledger(audit, engine, row_days=None)
     ledger.start()
     ending = threading.Event()
     written = 0
@@ -339,7 +389,7 @@ def test_a_commit_whose_answer_was_lost_is_not_repeated(audit: Audit, tmp_path: 
 
     sa.event.listen(engine, "commit", lose)
     append(audit, 50)
-    ledger = Ledger(audit, engine)
+    ledger = Ledger(audit, engine, row_days=None)
     ledger.start()
     caught_up(ledger)
     assert len(broken) == 3
@@ -376,7 +426,7 @@ def test_kills_lose_nothing_and_double_nothing(
         seconds = 0.3 + chance.random() * 1.5 if from_start else 0.02 + chance.random() * 0.6
         reported += _killed(tmp_path, url, password_file, seconds, from_start=from_start)
     audit = opened(tmp_path / "audit", file_bytes=1 << 16, keep_files=1_000_000)
-    ledger = Ledger(audit, engine)
+    ledger = Ledger(audit, engine, row_days=None)
     ledger.start()
     caught_up(ledger, 120)
     ledger.close(10)
@@ -507,6 +557,7 @@ def settings(**changes: Any) -> BooksSettings:
         "ledger_sqlite_file": Path("books/ledger.sqlite"),
         "ledger_url": None,
         "ledger_password_file": None,
+        "ledger_row_days": None,
     }
     return BooksSettings.model_validate(values | changes)
 
@@ -606,7 +657,9 @@ def test_a_reader_of_standard_output_who_stops_holds_nothing_up(tmp_path: Path) 
 
 def test_recording_waits_for_no_database(audit: Audit, tmp_path: Path) -> None:
     """Appending has one system call in it, whatever the ledger does: a second is a thousand times what it takes."""
-    ledger = Ledger(audit, database.engine(database.url(None, tmp_path / "nowhere" / "ledger.sqlite"), None))
+    ledger = Ledger(
+        audit, database.engine(database.url(None, tmp_path / "nowhere" / "ledger.sqlite"), None), row_days=None
+    )
     ledger.start()
     begun = time.monotonic()
     append(audit, 1000)

@@ -118,6 +118,14 @@ def test_a_completed_request_is_counted_once_everywhere(registry: CollectorRegis
         assert value(registry, f"jubako_{name}_seconds_count") == 1
 
 
+def test_choices_side_by_side_are_not_faster(registry: CollectorRegistry, metrics: Metrics) -> None:
+    """Each choice has its own time; three at once do not make a token take a third of it."""
+    three = Usage(prompt_tokens=20, generated_tokens=33, decode_tokens=30, decode_seconds=6.0)
+    metrics.record(account(usage=three))
+    assert value(registry, "jubako_time_per_output_token_seconds_sum") == pytest.approx(0.2)
+    assert value(registry, "jubako_time_per_output_token_seconds_count") == 1
+
+
 def test_one_token_has_no_time_per_output_token(registry: CollectorRegistry, metrics: Metrics) -> None:
     """There is nothing to divide by."""
     metrics.record(account(usage=Usage(prompt_tokens=20, generated_tokens=1)))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import itertools
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -68,7 +70,7 @@ def project(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
                 )
             )
     audit.sync()
-    ledger = Ledger(audit, engine)
+    ledger = Ledger(audit, engine, row_days=None)
     ledger.start()
     ledger.close(30)
     audit.close()
@@ -203,7 +205,11 @@ def test_ids_cannot_write_to_the_terminal(tmp_path: Path) -> None:
     audit = opened(tmp_path / ".jubako" / "books" / "audit")
     audit.append(account(key_id="\x1b[2J"))
     audit.sync()
-    ledger = Ledger(audit, database.engine(database.url(None, tmp_path / ".jubako" / "books" / "ledger.sqlite"), None))
+    ledger = Ledger(
+        audit,
+        database.engine(database.url(None, tmp_path / ".jubako" / "books" / "ledger.sqlite"), None),
+        row_days=None,
+    )
     ledger.start()
     ledger.close(30)
     audit.close()
@@ -258,4 +264,91 @@ def test_a_changed_audit_is_exit_status_one_with_the_place(project: Path) -> Non
     )
     assert done.returncode == 1
     assert f"{path}:3: was altered" in done.stderr
-    assert "1 faults" in done.stderr
+    assert "1 fault;" in done.stderr
+
+
+# -- what is wrong is said, with its place and a status
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    """A project that has settings and no books."""
+    shutil.copytree(REPOSITORY / "configuration", tmp_path / "configuration")
+    (tmp_path / ".jubako" / "books").mkdir(parents=True)
+    return tmp_path
+
+
+def installed(project: Path, *arguments: str, **settings: str) -> tuple[int, str]:
+    """Exit status and standard error of the command as it is installed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "jubako.cli", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=project,
+        env=os.environ | {f"JUBAKO__BOOKS__{name}": value for name, value in settings.items()},
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["usage"], 1, "ledger.sqlite: there is no ledger yet"),
+        (["usage", "--from", "2026-02-30"], 2, "'2026-02-30' does not match the format"),
+        (["usage", "--from", "2026-03-01", "--to", "2026-02-01"], 2, "2026-02-01 is before 2026-03-01"),
+        (["usage", "--project", "nowhere"], 2, "'nowhere' does not exist"),
+        (["audit", "verify"], 1, "audit: there is no audit yet"),
+        (["audit", "verify", "nowhere"], 2, "'nowhere' does not exist"),
+        (["audit", "verify", "/dev/null"], 1, "/dev/null: is neither a file nor a folder"),
+        (["audit", "verify", "configuration/server.yaml"], 1, "server.yaml:1: is not a whole line of an audit"),
+        (["audit", "verify", "configuration"], 1, "configuration: no head.json"),
+    ],
+)
+def test_wrong_arguments_and_places_are_told(empty: Path, arguments: list[str], status: int, said: str) -> None:
+    """Status 2 for what was typed, 1 for what was found."""
+    found, told = installed(empty, *arguments)
+    assert (found, said in told) == (status, True), told
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"LEDGER_URL": "nonsense"}, "books.ledger_url: is not a URL"),
+        ({"LEDGER_URL": "postgresql+psycopg://u@127.0.0.1:1/x"}, "books.ledger_url: the ledger cannot be read: "),
+        (
+            {"LEDGER_URL": "postgresql+psycopg://u@127.0.0.1:1/x", "LEDGER_PASSWORD_FILE": "nowhere"},
+            "books.ledger_password_file: ",
+        ),
+        ({"LEDGER_SQLITE_FILE": "configuration"}, "configuration: the ledger cannot be read: Is a directory"),
+        (
+            {"LEDGER_SQLITE_FILE": "configuration/server.yaml"},
+            "server.yaml: the ledger cannot be read: file is not a database",
+        ),
+    ],
+)
+def test_a_ledger_that_cannot_be_read_is_named(empty: Path, settings: dict[str, str], said: str) -> None:
+    """By its setting or its file, in one line."""
+    status, told = installed(empty, "usage", **settings)
+    assert (status, said in told, told.count("\n")) == (1, True, 1), told
+
+
+def test_a_folder_that_cannot_be_read_is_not_an_empty_one(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For who may not read it, all lines would be missing."""
+
+    def denied(path: Path) -> list[str]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(os, "listdir", denied)
+    told = verify("--project", project)
+    assert "books/audit: cannot be read: Permission denied" in told
+    assert "missing" not in told
+
+
+def test_days_that_have_not_begun_are_told_apart_from_days_without_use(project: Path) -> None:
+    """The answer is empty either way, and right."""
+    done = CliRunner().invoke(usage_command, ["--project", str(project), "--from", "9999-12-31", "--format", "json"])
+    assert done.exit_code == 0
+    assert json.loads(done.stdout) == []
+    assert "9999-12-31 has not begun: days are UTC" in done.stderr

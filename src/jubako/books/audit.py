@@ -7,6 +7,7 @@ on disk within a second, for power cuts, and moves the head after it. Knows noth
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -50,9 +51,12 @@ class Audit:
         self._fault = ""
         self._failures = 0
         self._unrecorded = 0
+        self._doubtful = end.position.sequence > end.head.sequence
+        """Whether the disk may not have taken what was written, and the system have forgotten that it still must."""
         self._retired: deque[int] = deque()
         self._first = end.head.first
         self._durable = Position(end.head.sequence, end.head.hash)
+        self._syncing = threading.Lock()
         self._anchoring = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._keep_on_disk, name="audit-sync", daemon=True)
@@ -161,12 +165,20 @@ class Audit:
 
     def sync(self) -> None:
         """Have what was written on disk, move the head after it, and find out whether the disk can be written again."""
+        with self._syncing:
+            self._sync()
+
+    def _sync(self) -> None:
         failures, fault = self._failures, self._fault
         position, descriptor = self._position, self._descriptor
         retired = [self._retired.popleft() for _ in range(len(self._retired))]
+        doubtful, self._doubtful = self._doubtful, True
         try:
             for one in {*retired, descriptor}:
+                if doubtful:
+                    _write_again(one)
                 os.fsync(one)
+            self._doubtful = False
             if fault:
                 self._probe()
             if position != self._durable or fault:
@@ -238,3 +250,21 @@ class Audit:
 
 def _open(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _write_again(descriptor: int) -> None:
+    """Give the whole lines of a file to the system once more.
+
+    After a failed `fsync` Linux takes what could not be written for written: the next one would succeed and the lines
+    be gone with the next reboot. Whole lines never change, so that this may be done beside `append`.
+    """
+    again = os.open(f"/proc/self/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)  # without O_APPEND
+    try:
+        offset = 0
+        for chunk in journal.lines(again):
+            data = b"".join(chunk)
+            if os.pwrite(again, data, offset) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            offset += len(data)
+    finally:
+        os.close(again)

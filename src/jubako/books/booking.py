@@ -1,4 +1,7 @@
-"""How the audit's lines become rows and sums. Knows nothing of transactions, which are the ledger's."""
+"""How the audit's lines become rows and sums, and how rows are deleted again.
+
+Knows nothing of transactions, which are the ledger's.
+"""
 
 from __future__ import annotations
 
@@ -52,3 +55,11 @@ def book(connection: Connection, rows: list[dict[str, Any]]) -> None:
             day[name] += one[name]
     # In one order everywhere: two servers that add to the same days must not wait for each other.
     database.upsert(connection, usage_daily, [sums[key] for key in sorted(sums)], (*COUNTS, *TOKENS))
+
+
+def forget(connection: Connection, first_day: str, at_most: int) -> int:
+    """Delete rows of days before `first_day`, about `at_most` of them; how many. The sums of their days stay."""
+    old = sa.select(usage.c.journal, usage.c.sequence).where(usage.c.ended_at < first_day).limit(at_most)
+    # Servers that share a database do this side by side: none waits for rows that another one is deleting.
+    chosen = sa.tuple_(usage.c.journal, usage.c.sequence).in_(old.with_for_update(skip_locked=True))
+    return int(connection.execute(usage.delete().where(chosen)).rowcount)

@@ -48,7 +48,7 @@ class Books:
         audit = Audit.open(
             root / settings.audit_folder, file_bytes=settings.audit_file_bytes, keep_files=settings.audit_files
         )
-        ledger = Ledger(audit, engine)
+        ledger = Ledger(audit, engine, row_days=settings.ledger_row_days)
         ledger.start()
         echo = None
         if settings.audit_standard_output:

@@ -7,7 +7,7 @@ import io
 import json
 import sys
 from collections.abc import Iterable
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,9 @@ def verify(paths: tuple[Path, ...], project: Path) -> None:
         paths = (root / settings.load(root).server.books.audit_folder,)
         if not paths[0].is_dir():
             raise StartupFault(f"{paths[0]}: there is no audit yet; the first start of the server makes it")
+    for path in paths:
+        if not (path.is_file() or path.is_dir()):
+            raise StartupFault(f"{path}: is neither a file nor a folder")
     wrong = lines = 0
     single = [path for path in paths if path.is_file()]
     for folder in (path for path in paths if path.is_dir()):
@@ -67,9 +70,14 @@ def verify(paths: tuple[Path, ...], project: Path) -> None:
         lines += count.lines
     if wrong:
         raise StartupFault(
-            f"the audit is not as it was written: {wrong} faults, {lines} lines that are right by themselves"
+            f"the audit is not as it was written: {_count(wrong, 'fault')}; "
+            f"right by themselves: {_count(lines, 'line')}"
         )
-    click.echo(f"{lines} lines, no faults")
+    click.echo(f"{_count(lines, 'line')}, no faults")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _tell(faults: Iterable[str]) -> int:
@@ -116,6 +124,8 @@ def usage(
 
     if first_day is not None and last_day is not None and last_day < first_day:
         raise click.BadParameter(f"{last_day} is before {first_day}", param_hint="--to")
+    if first_day is not None and first_day > datetime.now(UTC).date():
+        click.echo(f"jubako: {first_day} has not begun: days are UTC", err=True)
     root = project.resolve()
     loaded = settings.load(root)
     books = loaded.server.books

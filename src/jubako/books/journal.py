@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from jubako.books.line import GENESIS, MAX_BYTES, BadLine, Link, link
 CHUNK_BYTES = 256 * 1024
 NO_END = 1 << 62
 _HEAD = "head.json"
+_NAME = re.compile(r"audit-([0-9]+)\.jsonl")
 
 
 class BrokenJournal(Exception):
@@ -58,13 +60,9 @@ def file_path(folder: Path, first: int) -> Path:
 
 
 def files(folder: Path) -> list[JournalFile]:
-    """The files of the journal, in order."""
-    found = []
-    for path in folder.glob("audit-*.jsonl"):
-        digits = path.name.removeprefix("audit-").removesuffix(".jsonl")
-        if digits.isdigit():
-            found.append(JournalFile(path, int(digits)))
-    return sorted(found, key=lambda one: one.first)
+    """The files of the journal, in order; raises `OSError` for a folder that cannot be read."""
+    named = [(path, _NAME.fullmatch(path.name)) for path in folder.iterdir()]
+    return sorted((JournalFile(path, int(match[1])) for path, match in named if match), key=lambda one: one.first)
 
 
 def read_head(folder: Path) -> Head | None:

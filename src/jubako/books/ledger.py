@@ -29,6 +29,11 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.25
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 15.0
+FORGET_SECONDS = 3600.0
+"""Between two looks for rows that are too old."""
+FORGET_ROWS = 2000
+"""Deleted in one transaction, so that a lock is held for a moment only."""
+DAY_SECONDS = 86_400
 
 
 class LedgerState(enum.StrEnum):
@@ -46,12 +51,27 @@ class _Contradiction(Exception):
 
 
 class Ledger:
-    """Books one audit into one database. `clock` is monotonic seconds."""
+    """Books one audit into one database, and deletes rows that are older than `row_days`; None keeps them.
 
-    def __init__(self, audit: Audit, engine: Engine, *, clock: Callable[[], float] = time.monotonic) -> None:
+    `clock` is monotonic seconds, `now` is Unix seconds.
+    """
+
+    def __init__(
+        self,
+        audit: Audit,
+        engine: Engine,
+        *,
+        row_days: int | None,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
         self._audit = audit
         self._engine = engine
+        self._row_days = row_days
         self._clock = clock
+        self._now = now
+        self._forget_at = clock()
+        self._forgotten = 0
         self._taken = 0
         self._level_at = clock()
         self._state = LedgerState.WAITING
@@ -131,6 +151,7 @@ class Ledger:
                     self._level_at = begun
                     if self._ending.is_set():
                         return
+                    self._forget()
                     self._ending.wait(POLL_SECONDS)
                 else:
                     # Catching up takes half the time at most: the interpreter's lock is the token path's too.
@@ -174,6 +195,23 @@ class Ledger:
         moved = connection.execute(journals.update().where(left).values(sequence=after.sequence, hash=after.hash))
         if moved.rowcount != 1:
             raise _Contradiction(f"the database no longer says that line {before.sequence} was the last taken")
+
+    def _forget(self) -> None:
+        """Delete some of the rows that are too old; looks for more at once while there are, else after a while."""
+        if self._row_days is None or self._clock() < self._forget_at:
+            return
+        from jubako.books import booking
+
+        first_day = time.strftime("%Y-%m-%d", time.gmtime(self._now() - self._row_days * DAY_SECONDS))
+        with self._engine.begin() as connection:
+            gone = booking.forget(connection, first_day, FORGET_ROWS)
+        self._forgotten += gone
+        if gone >= FORGET_ROWS:
+            return
+        self._forget_at = self._clock() + FORGET_SECONDS
+        if self._forgotten:
+            logger.info("ledger: %d rows of days before %s are deleted; their sums stay", self._forgotten, first_day)
+            self._forgotten = 0
 
     def _recovered(self) -> None:
         if self._state is not LedgerState.FOLLOWING:

@@ -34,8 +34,12 @@ usage = sa.Table(
     sa.Column("queue_seconds", sa.Float, nullable=False),
     sa.Column("first_token_seconds", sa.Float, nullable=False),
     sa.Column("total_seconds", sa.Float, nullable=False),
+    sa.Index("usage_ended_at", "ended_at"),  # the oldest are found without reading all, and so is a span of time
 )
-"""One row a request. `ended_at` is the audit's text, RFC 3339 in UTC: it sorts, and is the same in every database."""
+"""One row a request, for as long as `books.ledger_row_days` says.
+
+`ended_at` is the audit's text, RFC 3339 in UTC: it sorts, and is the same in every database.
+"""
 
 usage_daily = sa.Table(
     "usage_daily",

@@ -36,14 +36,15 @@ Row = dict[str, str | int]
 
 def answer(address: URL, password_file: Path | None, question: Question) -> tuple[list[Row], dict[str, int]]:
     """One row a group, in order, and the line up to which each audit is booked. Raises `StartupFault`."""
-    if address.get_backend_name() == "sqlite" and not Path(address.database or "").is_file():
-        raise StartupFault(f"{address.database}: there is no ledger yet; the first start of the server makes it")
+    where = str(address.database) if address.get_backend_name() == "sqlite" else "books.ledger_url"
+    if address.get_backend_name() == "sqlite":
+        _require_file(Path(where))
     engine = database.engine(address, password_file, read_only=True)
     try:
         with engine.begin() as connection:
             if not database.is_current(connection):
                 raise StartupFault(
-                    "the ledger is of an earlier version; the next start of the server brings it to this one"
+                    f"{where}: the ledger is of an earlier version; the next start of the server brings it to this one"
                 )
             taken = {
                 str(row[0]): int(row[1])
@@ -53,11 +54,22 @@ def answer(address: URL, password_file: Path | None, question: Question) -> tupl
     except sa.exc.SQLAlchemyError as error:
         origin = getattr(error, "orig", None) or error
         reason = (str(origin).strip() or type(origin).__name__).splitlines()[0]
-        raise StartupFault(f"the ledger cannot be read: {reason}") from None
-    except OSError as error:
-        raise StartupFault(f"the ledger cannot be read: {error}") from None
+        raise StartupFault(f"{where}: the ledger cannot be read: {reason}") from None
+    except (OSError, UnicodeDecodeError) as error:  # of the password's file: the driver's are above
+        raise StartupFault(f"books.ledger_password_file: {password_file}: cannot be read: {error}") from None
     finally:
         engine.dispose()
+
+
+def _require_file(file: Path) -> None:
+    """A ledger that the next message would call something else; raises `StartupFault`."""
+    try:
+        with file.open("rb"):
+            pass
+    except FileNotFoundError:
+        raise StartupFault(f"{file}: there is no ledger yet; the first start of the server makes it") from None
+    except OSError as error:
+        raise StartupFault(f"{file}: the ledger cannot be read: {error.strerror}") from None
 
 
 def _sums(connection: Connection, question: Question) -> Iterable[Sequence[object]]:

@@ -34,10 +34,13 @@ def verify_folder(folder: Path, count: Verification) -> Iterator[str]:
     """Every fault of a journal, with file, line and what is wrong; none if it is as it was written."""
     try:
         head = journal.read_head(folder)  # before the lines: a running server moves it after them
+        kept = journal.files(folder)
     except BrokenJournal as broken:
         yield str(broken)
         return
-    kept = journal.files(folder)
+    except OSError as error:
+        yield f"{error.filename or folder}: cannot be read: {error.strerror}"
+        return
     if head is None:
         yield f"{folder}: no head.json: lines that were cut off at the end could not be seen"
         if not kept:

@@ -136,7 +136,7 @@ FAMILIES = {
         Family(
             "jubako_time_per_output_token_seconds",
             "histogram",
-            "Time after the first token divided by the tokens after it, all choices together.",
+            "From the first to the last token of each choice, divided by the tokens after the first; once a request.",
             buckets=OUTPUT_TOKEN_BUCKETS,
         ),
         Family(
@@ -261,9 +261,9 @@ class Metrics:
         self._waits[min(max(account.priority, 0), PRIORITIES - 1)].observe(account.queue_seconds)
         if account.first_token_seconds > 0:
             self._first_token.observe(account.first_token_seconds, exemplar)
-            if usage.generated_tokens > 1:
-                after_first = max(account.total_seconds - account.first_token_seconds, 0.0)
-                self._output_token.observe(after_first / (usage.generated_tokens - 1), exemplar)
+            if usage.decode_tokens:
+                # Choices are made side by side: each has its own time, and a choice counts by its tokens.
+                self._output_token.observe(usage.decode_seconds / usage.decode_tokens, exemplar)
 
     def _rare(self, account: Account, alias: str) -> Counter:
         route = account.route if account.route in _ROUTES else UNKNOWN_ROUTE

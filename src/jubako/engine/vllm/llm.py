@@ -70,10 +70,12 @@ class Generation:
         # The choices of one prompt share it: it is counted once, with what the first of them found cached.
         cached = sum(one.num_cached_tokens for one in self.states if one.request_index == 0)
         usage.cached_tokens = min(max(usage.cached_tokens, cached), usage.prompt_tokens)
-        # The engine's own time of it: a whole reply's consumer sees nothing before the last token.
-        first = [one.stats.first_token_ts for one in self.states if one.stats is not None and one.stats.first_token_ts]
-        if first:
-            usage.first_token_at = min(first)
+        # The engine's own times: a whole reply's consumer sees nothing before the last token.
+        timed = [one.stats for one in self.states if one.stats is not None and one.stats.first_token_ts]
+        if timed:
+            usage.first_token_at = min(one.first_token_ts for one in timed)
+            usage.decode_tokens = sum(max(one.num_generation_tokens - 1, 0) for one in timed)
+            usage.decode_seconds = sum(max(one.last_token_ts - one.first_token_ts, 0.0) for one in timed)
 
 
 # A context variable, because serving objects iterate the engine's generators in tasks of their own making.
