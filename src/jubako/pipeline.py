@@ -23,9 +23,10 @@ from typing import Any
 
 from jubako.accounts import Accounts, Entry
 from jubako.boundary import deadlines, limits, models, problems, protocol, routes, sse
+from jubako.boundary.bodies import Bodies
 from jubako.boundary.exchange import CLIENT_CLOSED, Exchange
 from jubako.engine.port import Engine, OnPrompt
-from jubako.errors import ClientGone, DeadlineExceeded, InternalError, Refusal
+from jubako.errors import BodyTimeout, ClientGone, DeadlineExceeded, InternalError, Refusal
 from jubako.gate.admission.admission import Admission
 from jubako.gate.authentication import Authenticator, require
 from jubako.gate.budgets.port import Budgets
@@ -62,6 +63,7 @@ class Pipeline:
     budgets: Budgets
     accounts: Accounts
     stream: StreamSettings
+    bodies: Bodies
     _engine: Engine | None = None
     _admission: Admission | None = None
     _salt: bytes = field(default_factory=lambda: secrets.token_bytes(32))
@@ -180,12 +182,7 @@ class Pipeline:
         deadline_seconds = deadlines.seconds(exchange.header(deadlines.HEADER), policy.deadline_seconds)
         deadline_at = exchange.started_at + deadline_seconds
         late = DeadlineExceeded(f"The request took longer than its deadline of {deadline_seconds:g} seconds.")
-        body = await exchange.body(
-            limit_bytes=policy.limits.body_bytes,
-            limit_seconds=min(policy.limits.body_seconds, deadline_seconds),
-        )
-        fields = protocol.parse(body, exchange.header("content-type"), policy.limits)
-        del body  # the request may wait, and megabytes would wait with it
+        fields = await self._fields(exchange, principal, deadline_at, late)
         salt = hmac.new(self._salt, principal.tenant.encode(), hashlib.sha256).hexdigest()
         fields, demand = limits.check(match.route, fields, policy.limits, media_salt=salt)
         demand = self._approved(demand, principal)
@@ -197,6 +194,25 @@ class Pipeline:
             await self._generate(passage, call, deadline_at)
         finally:
             timer.cancel()
+
+    async def _fields(
+        self, exchange: Exchange, principal: Principal, deadline_at: float, late: DeadlineExceeded
+    ) -> dict[str, Any]:
+        """The body, read and parsed. Its bytes are held no longer: the request may wait, and they would with it."""
+        limits = principal.policy.limits
+        left_seconds = deadline_at - time.monotonic()
+        with self.bodies.room(principal.tenant) as room:
+            try:
+                body = await exchange.body(
+                    limit_bytes=limits.body_bytes,
+                    limit_seconds=min(limits.body_seconds, left_seconds),
+                    require_room=room.require,
+                )
+            except BodyTimeout:
+                if left_seconds < limits.body_seconds:
+                    raise late from None
+                raise
+            return protocol.parse(body, exchange.header("content-type"), limits)
 
     def _approved(self, demand: Demand, principal: Principal) -> Demand:
         """`demand` with the name that will answer; raises `NotFound` for one that is not there or not approved."""

@@ -136,6 +136,13 @@ class LimitSettings(Section):
         return Limits(**self.model_dump())
 
 
+class BodySettings(Section):
+    """What request bodies may take of the server's memory."""
+
+    held_bytes: Annotated[int, Field(ge=1 << 16, le=1 << 40)]
+    """Of all requests together, while they are read and parsed."""
+
+
 class GrammarSettings(Section):
     """How much a schema, regular expression or grammar may cost before it reaches the engine."""
 
@@ -249,6 +256,7 @@ class ServerSettings(Section):
     engine: EngineSettings
     authentication: AuthenticationSettings
     limits: LimitSettings
+    bodies: BodySettings
     grammar: GrammarSettings
     deadline: DeadlineSettings
     admission: AdmissionSettings

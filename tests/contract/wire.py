@@ -22,6 +22,7 @@ import yaml
 
 from jubako import settings
 from jubako.boundary.application import Application
+from jubako.boundary.bodies import Bodies
 from jubako.boundary.exchange import Message, Receive, Send
 from jubako.gate import keys
 from jubako.gate.admission.admission import Admission
@@ -32,7 +33,7 @@ from jubako.pipeline import Pipeline
 from jubako.sections import AdmissionSettings, AuthenticationSettings
 from jubako.vocabulary import Scope
 from tests import identity_provider
-from tests.caller import NoBooks, accounts
+from tests.caller import BODIES, NoBooks, accounts
 from tests.identity_provider import KeyPair
 from tests.project import REPOSITORY, until
 from tests.scripted_engine import ScriptedEngine
@@ -84,7 +85,7 @@ class Wire:
         authenticator = Authenticator.load(
             section, folder, SERVER.limits.limits, SERVER.deadline.seconds, frozenset(engine.names)
         )
-        pipeline = Pipeline(authenticator, self.life, self._budgets, accounts(NoBooks()), SERVER.stream)
+        pipeline = Pipeline(authenticator, self.life, self._budgets, accounts(NoBooks()), SERVER.stream, Bodies(BODIES))
         pipeline.serve(engine, self._admission)
         self._application = Application(pipeline)
 
