@@ -168,7 +168,9 @@ def ready_pipeline(
         life = Life()
         life.become_ready()
     authenticator: Any = OneKey(given or policy())
-    pipeline = Pipeline(authenticator, life, budgets or NoBudgets(), accounts(books or NoBooks()), stream, bodies or Bodies(BODIES))
+    pipeline = Pipeline(
+        authenticator, life, budgets or NoBudgets(), accounts(books or NoBooks()), stream, bodies or Bodies(BODIES)
+    )
     queue = Admission(admission, ceiling=engine.ceiling)
     for running in (2, 4, 8, 16, 32):
         for _ in range(5):  # an engine whose pace was seen to hold, so that what a test sends is let in at once

@@ -29,11 +29,11 @@ from jubako.engine.port import Engine, OnPrompt
 from jubako.errors import BodyTimeout, ClientGone, DeadlineExceeded, InternalError, Refusal
 from jubako.gate.admission.admission import Admission
 from jubako.gate.authentication import Authenticator, require
-from jubako.gate.budgets.port import Budgets
+from jubako.gate.budgets.port import Budgets, Reservation
 from jubako.life import Lease, Life
 from jubako.sections import StreamSettings
 from jubako.telemetry import logs
-from jubako.vocabulary import Call, Demand, Document, Outcome, Principal, Route, Scope
+from jubako.vocabulary import Call, Demand, Document, Outcome, Principal, Route, Scope, Usage
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +68,8 @@ class Pipeline:
     _admission: Admission | None = None
     _salt: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     """Of this process: caches live no longer than it does, and no other process shares them."""
+    _reserved: dict[str, tuple[Reservation, Usage]] = field(default_factory=dict)
+    """Of requests that are under way, by their id in the engine, with what they used so far."""
     _settling: set[asyncio.Future[None]] = field(default_factory=set)
 
     def serve(self, engine: Engine, admission: Admission) -> None:
@@ -169,9 +171,24 @@ class Pipeline:
             self._admission.close(cause)
 
     async def settled(self) -> None:
-        """Wait until every reservation that was ended is in the budgets' store."""
+        """End every reservation, and wait until the budgets' store has it.
+
+        For the end of the process: a request that is under way all the same is booked with what it used so far, as far
+        as that is known. Nothing that was generated is given back.
+        """
+        for request_id in list(self._reserved):
+            self._settle(request_id)
         while self._settling:
             await asyncio.wait(self._settling)
+
+    def _settle(self, request_id: str) -> asyncio.Future[None]:
+        """Begin to end a reservation; of a request that never used anything, all of it is given back."""
+        reservation, usage = self._reserved.pop(request_id)
+        used = usage.tokens
+        ending = asyncio.ensure_future(reservation.settle(used) if used else reservation.release())
+        self._settling.add(ending)
+        ending.add_done_callback(self._settling.discard)
+        return ending
 
     async def _dispatch(self, passage: _Passage, match: routes.Match, principal: Principal) -> None:
         exchange = passage.exchange
@@ -229,6 +246,7 @@ class Pipeline:
         never had the call.
         """
         reservation = await self.budgets.reserve(call.principal, call.demand.tokens)
+        self._reserved[call.request_id] = reservation, call.usage
         outputs = call.demand.tokens - call.demand.prompt_tokens
 
         async def on_prompt(prompt_tokens: int) -> None:
@@ -253,12 +271,11 @@ class Pipeline:
             finally:
                 ticket.leave(completed=completed)
         finally:
-            used = call.usage.tokens
-            ending = asyncio.ensure_future(reservation.settle(used) if used else reservation.release())
-            self._settling.add(ending)
-            ending.add_done_callback(self._settling.discard)
-            # A task that is being cancelled still ends its reservation.
-            await asyncio.shield(ending)
+            if call.request_id in self._reserved:
+                # A task that is being cancelled still ends its reservation.
+                await asyncio.shield(self._settle(call.request_id))
+                # A reply that has not begun tells of the limits as they are now; a stream told of them as it began.
+                passage.exchange.add_headers(problems.rate_headers(reservation.rates))
 
     async def _generate(self, passage: _Passage, call: Call, deadline_at: float) -> None:
         exchange, lease = passage.exchange, passage.lease

@@ -300,6 +300,35 @@ class TestRates:
         refusal = await refused(open_budgets, asker, 1)
         assert refusal.rates == Rates(Rate(10, 8, 59.25), Rate(500, 0, 59.25))
 
+    async def test_they_are_those_after_an_amendment_and_after_the_end(
+        self, open_budgets: CountedBudgets, clock: Clock
+    ) -> None:
+        asker = principal(Budget(requests_per_minute=10, tokens_per_minute=1000), Budget(tokens_per_minute=500))
+        one, two = await open_budgets.reserve(asker, 100), await open_budgets.reserve(asker, 50)
+        await one.amend(200)
+        assert one.rates == Rates(Rate(10, 8, 60.75), Rate(500, 250, 60.75))
+        clock.advance(1)
+        await one.settle(30)
+        assert one.rates == Rates(Rate(10, 8, 59.75), Rate(500, 420, 59.75))
+        await two.release()
+        assert two.rates == Rates(Rate(10, 9, 59.75), Rate(500, 470, 59.75))
+
+    async def test_an_end_costs_the_store_one_question(self, open_budgets: CountedBudgets) -> None:
+        asked: list[str] = []
+        store = open_budgets._store
+
+        class Counting:
+            def __getattr__(self, name: str) -> object:
+                asked.append(name)
+                return getattr(store, name)
+
+        held = await open_budgets.reserve(principal(Budget(tokens_per_minute=500)), 100)
+        open_budgets._store = Counting()  # type: ignore[assignment]
+        await held.settle(30)
+        open_budgets._store = store
+        assert asked == ["end"]
+        assert held.rates == Rates(None, Rate(500, 470, 60.75))
+
     async def test_a_limit_that_is_not_set_has_no_header(self, open_budgets: CountedBudgets) -> None:
         assert (await open_budgets.reserve(principal(Budget(concurrency=5)), 10)).rates == Rates()
         rates = (await open_budgets.reserve(principal(Budget(tokens_per_minute=50)), 0)).rates

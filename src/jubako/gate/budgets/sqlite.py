@@ -20,7 +20,7 @@ from typing import Any
 
 from jubako.errors import StartupFault
 from jubako.gate.budgets.ledger import Ledger, prepare
-from jubako.gate.budgets.store import Amend, Answer, End, StoreAway, Take
+from jubako.gate.budgets.store import Amend, Answer, Claim, End, StoreAway, Take
 
 LOCKED_SECONDS = 0.5
 """How long another process may have the file before a request is refused."""
@@ -71,14 +71,16 @@ class SqliteStore:
         answer: Answer = await self._do(lambda ledger: ledger.amend(amend))
         return answer
 
-    async def end(self, ends: tuple[End, ...]) -> None:
+    async def end(self, ends: tuple[End, ...], claims: tuple[Claim, ...] = ()) -> Answer:
         """See `Store`. What is doubtful needs no care: jobs are done in the order they came."""
 
-        def work(ledger: Ledger) -> None:
+        def work(ledger: Ledger) -> Answer:
             for end in ends:
                 ledger.end(end)
+            return ledger.standings(claims)
 
-        await self._do(work)
+        answer: Answer = await self._do(work)
+        return answer
 
     async def beat(self) -> None:
         """See `Store`."""
