@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from jubako.vocabulary import Limits
 
@@ -178,6 +178,12 @@ class BudgetSettings(Section):
     redis_password_file: Path | None
     lease_seconds: Annotated[float, Field(ge=1, le=600)]
     """What a process that was killed had reserved is free again after this long."""
+
+    @model_validator(mode="after")
+    def _store_has_its_place(self) -> Self:
+        if self.store == "redis" and self.redis_url is None:
+            raise ValueError("store is redis, and redis_url is null: write redis://host:port/number there")
+        return self
 
 
 class BooksSettings(Section):
