@@ -81,7 +81,9 @@ class Assembly:
 
     def _observe_itself(self) -> None:
         observe, life, books, tracing = self.metrics.observe, self.life, self.books, self.tracing
+        bodies = self.pipeline.bodies
         observe("jubako_requests_in_flight", lambda: life.in_flight)
+        observe("jubako_request_body_held_bytes", lambda: bodies.held)
         observe("jubako_ready", lambda: life.readiness.ready)
         observe("jubako_ledger_pending_records", lambda: books.lag)
         observe("jubako_ledger_lag_seconds", lambda: books.behind_seconds)
