@@ -178,6 +178,13 @@ ROWS: list[tuple[str, list[Panel]]] = [
                 "Bounded by admission.queue_tokens.",
                 [("sum(jubako_queue_tokens{@})", "estimated")],
             ),
+            Panel(
+                "timeseries",
+                "Bodies being read",
+                "bytes",
+                "Bounded by bodies.held_bytes; one tenant may have half of it. Beyond that requests get queue_full.",
+                [("sum(jubako_request_body_held_bytes{@})", "held")],
+            ),
         ],
     ),
     (

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from jubako.accounts import Accounts
 from jubako.books.audit import AuditFault
 from jubako.boundary.application import Application
+from jubako.boundary.bodies import Bodies
 from jubako.engine.port import Engine
 from jubako.errors import Refusal, Unauthenticated, Unavailable
 from jubako.gate.admission.admission import Admission
@@ -39,6 +40,8 @@ STREAM = StreamSettings(keep_alive_seconds=60, stalled_reader_seconds=60)
 ADMISSION = AdmissionSettings(
     time_per_output_token_seconds=1, queue_requests=100, queue_tokens=1_000_000, ageing_seconds=60
 )
+BODIES = 1 << 24
+"""Room for more bodies than any test sends."""
 SECONDS = 10.0
 """No reply of a scripted engine takes this long."""
 
@@ -158,13 +161,16 @@ def ready_pipeline(
     budgets: NoBudgets | None = None,
     admission: AdmissionSettings = ADMISSION,
     books: NoBooks | None = None,
+    bodies: Bodies | None = None,
 ) -> Pipeline:
     """A pipeline around `engine` that takes requests; a `life` that is given stays in its phase."""
     if life is None:
         life = Life()
         life.become_ready()
     authenticator: Any = OneKey(given or policy())
-    pipeline = Pipeline(authenticator, life, budgets or NoBudgets(), accounts(books or NoBooks()), stream)
+    pipeline = Pipeline(
+        authenticator, life, budgets or NoBudgets(), accounts(books or NoBooks()), stream, bodies or Bodies(BODIES)
+    )
     queue = Admission(admission, ceiling=engine.ceiling)
     for running in (2, 4, 8, 16, 32):
         for _ in range(5):  # an engine whose pace was seen to hold, so that what a test sends is let in at once

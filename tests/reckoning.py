@@ -26,6 +26,7 @@ REST = (
     "jubako_requests_in_flight",
     "jubako_running_sequences",
     "jubako_queue_tokens",
+    "jubako_request_body_held_bytes",
     "jubako_ledger_pending_records",
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from jubako.accounts import Accounts
 from jubako.books.books import Books
+from jubako.boundary.bodies import Bodies
 from jubako.engine.port import Engine
 from jubako.gate.admission.admission import Admission
 from jubako.gate.authentication import Authenticator
@@ -61,7 +62,7 @@ class Assembly:
         adapters = frozenset(adapter.alias for adapter in manifest.adapters)
         metrics = Metrics(REGISTRY, served_names(manifest), release=manifest.reference, digest=manifest.digest)
         accounts = Accounts(books, metrics, tracing, manifest.digest, adapters)
-        pipeline = Pipeline(authenticator, life, held, accounts, server.stream)
+        pipeline = Pipeline(authenticator, life, held, accounts, server.stream, Bodies(server.bodies.held_bytes))
         watching = asyncio.create_task(authenticator.watch(), name="authentication-watch")
         opened = cls(settings, life, pipeline, held, books, metrics, tracing, watching)
         opened._observe_itself()
@@ -80,7 +81,9 @@ class Assembly:
 
     def _observe_itself(self) -> None:
         observe, life, books, tracing = self.metrics.observe, self.life, self.books, self.tracing
+        bodies = self.pipeline.bodies
         observe("jubako_requests_in_flight", lambda: life.in_flight)
+        observe("jubako_request_body_held_bytes", lambda: bodies.held)
         observe("jubako_ready", lambda: life.readiness.ready)
         observe("jubako_ledger_pending_records", lambda: books.lag)
         observe("jubako_ledger_lag_seconds", lambda: books.behind_seconds)

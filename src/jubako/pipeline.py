@@ -23,16 +23,17 @@ from typing import Any
 
 from jubako.accounts import Accounts, Entry
 from jubako.boundary import deadlines, limits, models, problems, protocol, routes, sse
+from jubako.boundary.bodies import Bodies
 from jubako.boundary.exchange import CLIENT_CLOSED, Exchange
 from jubako.engine.port import Engine, OnPrompt
-from jubako.errors import ClientGone, DeadlineExceeded, InternalError, Refusal
+from jubako.errors import BodyTimeout, ClientGone, DeadlineExceeded, InternalError, Refusal
 from jubako.gate.admission.admission import Admission
 from jubako.gate.authentication import Authenticator, require
-from jubako.gate.budgets.port import Budgets
+from jubako.gate.budgets.port import Budgets, Reservation
 from jubako.life import Lease, Life
 from jubako.sections import StreamSettings
 from jubako.telemetry import logs
-from jubako.vocabulary import Call, Demand, Document, Outcome, Principal, Route, Scope
+from jubako.vocabulary import Call, Demand, Document, Outcome, Principal, Route, Scope, Usage
 
 logger = logging.getLogger(__name__)
 
@@ -64,10 +65,13 @@ class Pipeline:
     budgets: Budgets
     accounts: Accounts
     stream: StreamSettings
+    bodies: Bodies
     _engine: Engine | None = None
     _admission: Admission | None = None
     _salt: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     """Of this process: caches live no longer than it does, and no other process shares them."""
+    _reserved: dict[str, tuple[Reservation, Usage]] = field(default_factory=dict)
+    """Of requests that are under way, by their id in the engine, with what they used so far."""
     _settling: set[asyncio.Future[None]] = field(default_factory=set)
 
     def serve(self, engine: Engine, admission: Admission) -> None:
@@ -169,9 +173,24 @@ class Pipeline:
             self._admission.close(cause)
 
     async def settled(self) -> None:
-        """Wait until every reservation that was ended is in the budgets' store."""
+        """End every reservation, and wait until the budgets' store has it.
+
+        For the end of the process: a request that is under way all the same is booked with what it used so far, as far
+        as that is known. Nothing that was generated is given back.
+        """
+        for request_id in list(self._reserved):
+            self._settle(request_id)
         while self._settling:
             await asyncio.wait(self._settling)
+
+    def _settle(self, request_id: str) -> asyncio.Future[None]:
+        """Begin to end a reservation; of a request that never used anything, all of it is given back."""
+        reservation, usage = self._reserved.pop(request_id)
+        used = usage.tokens
+        ending = asyncio.ensure_future(reservation.settle(used) if used else reservation.release())
+        self._settling.add(ending)
+        ending.add_done_callback(self._settling.discard)
+        return ending
 
     async def _dispatch(self, passage: _Passage, match: routes.Match, principal: Principal) -> None:
         exchange = passage.exchange
@@ -182,12 +201,7 @@ class Pipeline:
         deadline_seconds = deadlines.seconds(exchange.header(deadlines.HEADER), policy.deadline_seconds)
         deadline_at = exchange.started_at + deadline_seconds
         late = DeadlineExceeded(f"The request took longer than its deadline of {deadline_seconds:g} seconds.")
-        body = await exchange.body(
-            limit_bytes=policy.limits.body_bytes,
-            limit_seconds=min(policy.limits.body_seconds, deadline_seconds),
-        )
-        fields = protocol.parse(body, exchange.header("content-type"), policy.limits)
-        del body  # the request may wait, and megabytes would wait with it
+        fields = await self._fields(exchange, principal, deadline_at, late)
         salt = hmac.new(self._salt, principal.tenant.encode(), hashlib.sha256).hexdigest()
         fields, demand = limits.check(match.route, fields, policy.limits, media_salt=salt)
         demand = self._approved(demand, principal)
@@ -199,6 +213,25 @@ class Pipeline:
             await self._generate(passage, call, deadline_at)
         finally:
             timer.cancel()
+
+    async def _fields(
+        self, exchange: Exchange, principal: Principal, deadline_at: float, late: DeadlineExceeded
+    ) -> dict[str, Any]:
+        """The body, read and parsed. Its bytes are held no longer: the request may wait, and they would with it."""
+        limits = principal.policy.limits
+        left_seconds = deadline_at - time.monotonic()
+        with self.bodies.room(principal.tenant) as room:
+            try:
+                body = await exchange.body(
+                    limit_bytes=limits.body_bytes,
+                    limit_seconds=min(limits.body_seconds, left_seconds),
+                    require_room=room.require,
+                )
+            except BodyTimeout:
+                if left_seconds < limits.body_seconds:
+                    raise late from None
+                raise
+            return protocol.parse(body, exchange.header("content-type"), limits)
 
     def _approved(self, demand: Demand, principal: Principal) -> Demand:
         """`demand` with the name that will answer; raises `NotFound` for one that is not there or not approved."""
@@ -215,6 +248,7 @@ class Pipeline:
         never had the call.
         """
         reservation = await self.budgets.reserve(call.principal, call.demand.tokens)
+        self._reserved[call.request_id] = reservation, call.usage
         outputs = call.demand.tokens - call.demand.prompt_tokens
 
         async def on_prompt(prompt_tokens: int) -> None:
@@ -239,12 +273,11 @@ class Pipeline:
             finally:
                 ticket.leave(completed=completed)
         finally:
-            used = call.usage.tokens
-            ending = asyncio.ensure_future(reservation.settle(used) if used else reservation.release())
-            self._settling.add(ending)
-            ending.add_done_callback(self._settling.discard)
-            # A task that is being cancelled still ends its reservation, and a slow store does not hold a reply up.
-            await asyncio.wait({ending}, timeout=SETTLE_SECONDS)
+            if call.request_id in self._reserved:
+                # A task that is being cancelled still ends its reservation, and a slow store does not hold a reply up.
+                await asyncio.wait({self._settle(call.request_id)}, timeout=SETTLE_SECONDS)
+                # A reply that has not begun tells of the limits as they are now; a stream told of them as it began.
+                passage.exchange.add_headers(problems.rate_headers(reservation.rates))
 
     async def _generate(self, passage: _Passage, call: Call, deadline_at: float) -> None:
         exchange, lease = passage.exchange, passage.lease

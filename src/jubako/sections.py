@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import ipaddress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from jubako.vocabulary import Limits
 
@@ -136,6 +136,13 @@ class LimitSettings(Section):
         return Limits(**self.model_dump())
 
 
+class BodySettings(Section):
+    """What request bodies may take of the server's memory."""
+
+    held_bytes: Annotated[int, Field(ge=1 << 16, le=1 << 40)]
+    """Of all requests together, while they are read and parsed."""
+
+
 class GrammarSettings(Section):
     """How much a schema, regular expression or grammar may cost before it reaches the engine."""
 
@@ -171,6 +178,12 @@ class BudgetSettings(Section):
     redis_password_file: Path | None
     lease_seconds: Annotated[float, Field(ge=1, le=600)]
     """What a process that was killed had reserved is free again after this long."""
+
+    @model_validator(mode="after")
+    def _store_has_its_place(self) -> Self:
+        if self.store == "redis" and self.redis_url is None:
+            raise ValueError("store is redis, and redis_url is null: write redis://host:port/number there")
+        return self
 
 
 class BooksSettings(Section):
@@ -251,6 +264,7 @@ class ServerSettings(Section):
     engine: EngineSettings
     authentication: AuthenticationSettings
     limits: LimitSettings
+    bodies: BodySettings
     grammar: GrammarSettings
     deadline: DeadlineSettings
     admission: AdmissionSettings

@@ -66,6 +66,7 @@ class Server:
         self._running: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._ending_since = 0.0
+        self._settling: asyncio.Task[None] | None = None
         self._handlers: dict[int, Any] = {}
 
     @classmethod
@@ -251,6 +252,7 @@ class Server:
                 logger.warning("second signal: ending now")
                 life.interrupt_all(shutting_down)
                 processes.exit_at_latest(TELL_SECONDS, 0)
+                self._settling = asyncio.create_task(self._settle_in_time(life), name="server-settle")
         elif life.readiness.phase is Phase.STARTING:
             # The engine's start cannot be interrupted from within; nobody is being served.
             logger.info("stopped while starting")
@@ -258,6 +260,12 @@ class Server:
         else:
             self._ending_since = time.monotonic()
             self._ending = asyncio.create_task(self._end(life, signum), name="server-end")
+
+    async def _settle_in_time(self, life: Life) -> None:
+        """Before the process is ended: what a request used that does not end in time is booked all the same."""
+        await life.settled(TELL_SECONDS / 2)
+        if self._assembly is not None:
+            await self._assembly.pipeline.settled()
 
     async def _end(self, life: Life, signum: int) -> None:
         limits = self.settings.server.life

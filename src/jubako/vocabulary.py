@@ -55,7 +55,7 @@ class Limits:
     body_seconds: float
     json_depth: int
     json_values: int
-    """Keys of objects and items of arrays in the whole body."""
+    """Keys of objects and items of arrays in the whole body, beside the token ids of one prompt."""
     messages: int
     message_characters: int
     prompt_characters: int

@@ -32,6 +32,7 @@ import uvicorn
 from jubako import settings
 from jubako.accounts import Accounts, Entry
 from jubako.boundary.application import Application
+from jubako.boundary.bodies import Bodies
 from jubako.boundary.exchange import Exchange
 from jubako.gate.admission.admission import Admission
 from jubako.life import Life
@@ -40,7 +41,7 @@ from jubako.release import bundle, manifest
 from jubako.sections import AdmissionSettings, StreamSettings, TracingSettings
 from jubako.vocabulary import Outcome, ServedRelease, Step
 from tests.boundary_limits import limited
-from tests.caller import KEY, NoBudgets, OneKey, policy
+from tests.caller import BODIES, KEY, NoBudgets, OneKey, policy
 from tests.one_layer import write_one_layer
 from tests.project import DEMO, REPOSITORY, free_port
 
@@ -173,7 +174,7 @@ async def measure(folder: Path, collector: str, arguments: argparse.Namespace) -
         for _ in range(5):
             admission.on_step(Step(time.monotonic(), 0.01, running, 0, running))
     key: Any = OneKey(policy(limited(), deadline_seconds=600, queue_seconds=600))
-    pipelines = {name: Pipeline(key, life, NoBudgets(), where, STREAM) for name, where in told.items()}
+    pipelines = {name: Pipeline(key, life, NoBudgets(), where, STREAM, Bodies(BODIES)) for name, where in told.items()}
     for one in pipelines.values():
         one.serve(engine, admission)
     chosen = ["off"]

@@ -117,6 +117,11 @@ def chat(one: Any, **fields: Any) -> Any:
     return one.chat.completions.create(**asked | fields)
 
 
+def says(text: str) -> dict[str, str]:
+    """One message of the user's."""
+    return {"role": "user", "content": text}
+
+
 def starved_body() -> Iterator[bytes]:
     """A body that begins and does not go on in time."""
     yield b'{"model"'
@@ -303,6 +308,23 @@ def test_a_full_queue_is_waited_for(narrow: Wire) -> None:
     narrow.engine.script = hangs()
     with narrow.occupied("patient", requests=2):
         refused(narrow, client(narrow, narrow.key("patient")), "queue_full")
+
+
+def test_bodies_beyond_the_server_s_room_are_waited_for(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused before they are read, with the time to come back; and served when there is room."""
+    monkeypatch.setattr(wire.bodies, "_most", 600)
+    with wire.uploading("patient", 500):
+        refused(wire, client(wire), "queue_full", lambda one: chat(one, messages=[says("x" * 100)]))
+    with client(wire) as one:
+        chat(one, messages=[says("x" * 100)])
+
+
+def test_a_body_that_outlasts_the_deadline_is_a_timeout(wire: Wire) -> None:
+    """Not a `body_timeout`, which is not asked again."""
+    options: Any = {"headers": {"content-type": "application/json", "x-request-timeout-ms": "100"}}
+    with client(wire).with_options(max_retries=0) as one, pytest.raises(openai.InternalServerError) as raised:
+        one.post("/chat/completions", cast_to=object, content=starved_body(), options=options)
+    assert (raised.value.status_code, raised.value.code) == (504, "deadline_exceeded")
 
 
 def test_who_would_wait_too_long_comes_back_later(narrow: Wire) -> None:

@@ -22,6 +22,7 @@ import yaml
 
 from jubako import settings
 from jubako.boundary.application import Application
+from jubako.boundary.bodies import Bodies
 from jubako.boundary.exchange import Message, Receive, Send
 from jubako.gate import keys
 from jubako.gate.admission.admission import Admission
@@ -32,7 +33,7 @@ from jubako.pipeline import Pipeline
 from jubako.sections import AdmissionSettings, AuthenticationSettings
 from jubako.vocabulary import Scope
 from tests import identity_provider
-from tests.caller import NoBooks, accounts
+from tests.caller import BODIES, NoBooks, accounts
 from tests.identity_provider import KeyPair
 from tests.project import REPOSITORY, until
 from tests.scripted_engine import ScriptedEngine
@@ -74,6 +75,7 @@ class Wire:
         self.attempts: list[str] = []
         """Method and path of every request that came."""
         self.port = 0
+        self.bodies = Bodies(BODIES)
         self._folder = folder
         self._keys: dict[str, str] = {}
         self._write()
@@ -84,7 +86,7 @@ class Wire:
         authenticator = Authenticator.load(
             section, folder, SERVER.limits.limits, SERVER.deadline.seconds, frozenset(engine.names)
         )
-        pipeline = Pipeline(authenticator, self.life, self._budgets, accounts(NoBooks()), SERVER.stream)
+        pipeline = Pipeline(authenticator, self.life, self._budgets, accounts(NoBooks()), SERVER.stream, self.bodies)
         pipeline.serve(engine, self._admission)
         self._application = Application(pipeline)
 
@@ -143,13 +145,11 @@ class Wire:
         Their callers leave at its end, and are gone when it is over.
         """
         body = json.dumps({"messages": [{"role": "user", "content": "stay"}], "max_tokens": 4}).encode()
-        head = f"POST {CHAT} HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {self.key(tenant)}\r\n"
-        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         opened: list[socket.socket] = []
         try:
             for count in range(1, requests + 1):
                 opened.append(socket.create_connection(("127.0.0.1", self.port), timeout=SECONDS))
-                opened[-1].sendall(head.encode() + body)
+                opened[-1].sendall(self._head(tenant, len(body)) + body)
                 until(functools.partial(self._holds, count), "the request stays", SECONDS)
             del self.attempts[:]
             yield
@@ -157,6 +157,19 @@ class Wire:
             for one in opened:
                 one.close()
             until(lambda: self.life.in_flight == 0, "all have left", SECONDS)
+
+    @contextmanager
+    def uploading(self, tenant: str, size: int) -> Iterator[None]:
+        """A body of `size` bytes of which none comes, for as long as the block runs."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=SECONDS) as one:
+            one.sendall(self._head(tenant, size))
+            until(lambda: self.bodies.held == size, "the body has its room", SECONDS)
+            yield
+        until(lambda: self.bodies.held == 0, "the room is free again", SECONDS)
+
+    def _head(self, tenant: str, size: int) -> bytes:
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: test\r\nauthorization: Bearer {self.key(tenant)}\r\n"
+        return f"{head}content-type: application/json\r\ncontent-length: {size}\r\n\r\n".encode()
 
     def _holds(self, requests: int) -> bool:
         return len(self.engine.calls) + sum(self._admission.queue_depths.values()) >= requests

@@ -314,3 +314,21 @@ async def test_a_provider_that_is_down_keeps_no_key_from_working(project: Projec
         provider.status = 500
         async with watched(one):
             assert await code(one, project.key) == "accepted"
+
+
+async def test_a_look_that_fails_at_one_file_does_not_lose_another_s_change(project: Project) -> None:
+    """Each file tells of a change once; a fault at the keys is no reason to serve a tenant that was suspended."""
+    one = project.load()
+    fail = one._files.keys.changed
+
+    def failing() -> None:
+        raise RuntimeError("out of file descriptors")
+
+    one._files.keys.changed = failing  # type: ignore[method-assign]
+    async with watched(one):
+        project.edit("{policy: standard, suspended: false}", "{policy: standard, suspended: true}")
+        await until(one, project.key, "tenant_suspended")
+        one._files.keys.changed = fail  # type: ignore[method-assign]
+        with keys.change(project.keys) as records:
+            records[project.record.id] = keys.revoked(project.record, NOW)
+        await until(one, project.key, "invalid_api_key")

@@ -1,20 +1,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sqlite3
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jubako.errors import Busy, NeverFits, QuotaExhausted, Refusal, StartupFault, Unavailable
+from jubako.gate.budgets import sqlite
 from jubako.gate.budgets.counted import UNCOUNTED, CountedBudgets
 from jubako.gate.budgets.port import Reservation
 from jubako.vocabulary import Budget, Principal, Rate, Rates
@@ -300,6 +303,35 @@ class TestRates:
         refusal = await refused(open_budgets, asker, 1)
         assert refusal.rates == Rates(Rate(10, 8, 59.25), Rate(500, 0, 59.25))
 
+    async def test_they_are_those_after_an_amendment_and_after_the_end(
+        self, open_budgets: CountedBudgets, clock: Clock
+    ) -> None:
+        asker = principal(Budget(requests_per_minute=10, tokens_per_minute=1000), Budget(tokens_per_minute=500))
+        one, two = await open_budgets.reserve(asker, 100), await open_budgets.reserve(asker, 50)
+        await one.amend(200)
+        assert one.rates == Rates(Rate(10, 8, 60.75), Rate(500, 250, 60.75))
+        clock.advance(1)
+        await one.settle(30)
+        assert one.rates == Rates(Rate(10, 8, 59.75), Rate(500, 420, 59.75))
+        await two.release()
+        assert two.rates == Rates(Rate(10, 9, 59.75), Rate(500, 470, 59.75))
+
+    async def test_an_end_costs_the_store_one_question(self, open_budgets: CountedBudgets) -> None:
+        asked: list[str] = []
+        store = open_budgets._store
+
+        class Counting:
+            def __getattr__(self, name: str) -> object:
+                asked.append(name)
+                return getattr(store, name)
+
+        held = await open_budgets.reserve(principal(Budget(tokens_per_minute=500)), 100)
+        open_budgets._store = Counting()  # type: ignore[assignment]
+        await held.settle(30)
+        open_budgets._store = store
+        assert asked == ["end"]
+        assert held.rates == Rates(None, Rate(500, 470, 60.75))
+
     async def test_a_limit_that_is_not_set_has_no_header(self, open_budgets: CountedBudgets) -> None:
         assert (await open_budgets.reserve(principal(Budget(concurrency=5)), 10)).rates == Rates()
         rates = (await open_budgets.reserve(principal(Budget(tokens_per_minute=50)), 0)).rates
@@ -556,6 +588,34 @@ class TestFile:
         assert "60 are used" in (await refused(again, asker, 50)).message
         await store.close()
 
+    async def test_a_log_that_cannot_be_moved_is_told_of_once_and_tried_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(sqlite, "CHECKPOINT_SECONDS", 0.01)
+        monkeypatch.setattr(sqlite, "CHECKPOINT_TRANSACTIONS", 1)
+        monkeypatch.setattr(logging.getLogger("jubako"), "propagate", True)
+        store = self.store(tmp_path)
+        budgets = await store.open(Clock())
+        connect: Callable[..., sqlite3.Connection] = sqlite3.connect
+        failures = iter(range(3))
+
+        def failing(*arguments: Any, **named: Any) -> sqlite3.Connection:
+            if next(failures, None) is not None:
+                raise sqlite3.OperationalError("unable to open database file")
+            return connect(*arguments, **named)
+
+        monkeypatch.setattr(sqlite3, "connect", failing)
+        kept: Any = budgets._store
+        asker = principal(Budget(tokens_per_month=10**6))
+        async with asyncio.timeout(20):
+            await (await budgets.reserve(asker, 1)).settle(1)
+            while next(failures, None) is not None or kept._transactions:
+                await asyncio.sleep(0.01)
+        told = [one.getMessage() for one in caplog.records if "cannot be moved" in one.getMessage()]
+        assert len(told) == 1
+        assert "unable to open database file" in told[0]
+        await store.close()
+
     async def test_a_file_that_is_no_database_is_named_with_advice(self, tmp_path: Path) -> None:
         file = tmp_path / "budgets.sqlite"
         file.write_bytes(b"my diary, page one\n" * 500)
@@ -616,8 +676,9 @@ class TestRedisAddress:
     async def fault(self, tmp_path: Path, url: str | None, password_file: Path | None = None) -> str:
         from jubako.gate.budgets.opening import budgets
 
-        settings = StoreUnderTest("redis", tmp_path, None).settings()
-        settings = settings.model_copy(update={"redis_url": url, "redis_password_file": password_file})
+        settings = StoreUnderTest("sqlite", tmp_path, None).settings()
+        changes = {"store": "redis", "redis_url": url, "redis_password_file": password_file}
+        settings = settings.model_copy(update=changes)
         with pytest.raises(StartupFault) as caught:
             await budgets(settings, tmp_path).open()
         return str(caught.value)

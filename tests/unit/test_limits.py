@@ -289,13 +289,59 @@ def test_depth_and_values_are_counted_without_parsing(document: Any, ascii_only:
     except UnicodeEncodeError:
         return
     depth, values = counted(document)
-    protocol.require_bounded(body, limited(json_depth=depth, json_values=max(values, 1)))
+    protocol.require_bounded(body, limited(json_depth=depth, json_values=max(values, 1), prompt_tokens=0))
     if values > 1:
         with pytest.raises(InvalidRequest, match="keys and items"):
-            protocol.require_bounded(body, limited(json_depth=depth, json_values=values - 1))
+            protocol.require_bounded(body, limited(json_depth=depth, json_values=values - 1, prompt_tokens=0))
     if depth > 1:
         with pytest.raises(InvalidRequest, match="nested deeper"):
             protocol.require_bounded(body, limited(json_depth=depth - 1, json_values=max(values, 1)))
+
+
+def ids_in(value: Any) -> int:
+    """Items of lists of two and more whole numbers, by walking."""
+    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    if isinstance(value, list) and len(value) > 1 and all(type(one) is int and one >= 0 for one in value):
+        return len(value)
+    return sum(map(ids_in, inner))
+
+
+IDS = st.lists(st.integers(0, 10**6), max_size=30)
+
+
+@given(
+    st.dictionaries(st.text(max_size=4), VALUES | IDS | st.lists(IDS, max_size=4), max_size=5),
+    st.integers(0, 40),
+    st.sampled_from([None, 1]),
+)
+def test_token_ids_of_one_prompt_are_no_values(document: Any, prompt_tokens: int, indent: int | None) -> None:
+    """Those beyond are, and so is everything else."""
+    body = json.dumps(document, indent=indent).encode()
+    _, values = counted(document)
+    values -= min(ids_in(document), prompt_tokens)
+    lists = body.count(b"[") + body.count(b"{")
+    protocol.require_bounded(body, limited(json_values=max(values, lists, 1), prompt_tokens=prompt_tokens))
+    if values > 1:
+        with pytest.raises(InvalidRequest, match="keys and items"):
+            protocol.require_bounded(body, limited(json_values=values - 1, prompt_tokens=prompt_tokens))
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_prompt_of_as_many_token_ids_as_may_be_is_taken(indent: int | None) -> None:
+    """By the configured limits, where more values than ids are not allowed; one id more is too long a prompt."""
+    given_ = configured()
+    assert given_.json_values < given_.prompt_tokens
+    for extra, code in ((0, ""), (1, "context_length_exceeded"), (given_.json_values, "invalid_json")):
+        asked = {"model": "m", "prompt": [50_000] * (given_.prompt_tokens + extra), "max_tokens": 1}
+        body = json.dumps(asked, indent=indent).encode()
+        assert len(body) < given_.body_bytes
+        raised = ""
+        try:
+            found = protocol.parse(body, "application/json", given_)
+            limits.check(Route.COMPLETIONS, found, given_, media_salt="salt")
+        except InvalidRequest as refusal:
+            raised = refusal.code
+        assert raised == code
 
 
 @pytest.mark.parametrize("value", [True, 1, 1.0, "1"])

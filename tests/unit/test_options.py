@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import subprocess
 import sys
 
@@ -61,6 +62,32 @@ def test_an_option_cannot_hide_in_a_list() -> None:
     """An item that begins with a hyphen would be an option to vLLM's command line."""
     (found,) = faults({"allowed_origins": ["x", "--trust-remote-code"]})
     assert "allowed_origins" in found or "no such option" in found
+
+
+@pytest.mark.parametrize("backend", ["outlines", "lm-format-enforcer", "xgramar", 1, None])
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_backend_that_grammars_cannot_be_tried_with_is_refused(backend: object, *, as_text: bool) -> None:
+    """At the start, with the option, its value and those that are accepted: not each request that brings a grammar."""
+    value: object = {"backend": backend}
+    (found,) = faults({"structured_outputs_config": json.dumps(value) if as_text else value})
+    assert found.startswith(f"engine option structured_outputs_config: backend {backend!r}: ")
+    assert found.endswith("accepted are auto, xgrammar, guidance")
+
+
+@pytest.mark.parametrize("backend", options.GRAMMAR_BACKENDS)
+def test_a_backend_that_grammars_can_be_tried_with_is_taken(backend: str) -> None:
+    """And so is leaving it out."""
+    options.check({"structured_outputs_config": {"backend": backend}}, {})
+    options.check({"structured_outputs_config": {"disable_any_whitespace": True}}, {})
+    options.check({"structured_outputs_config": None}, {})
+
+
+def test_code_does_not_come_in_by_the_way_of_structured_outputs() -> None:
+    """The plugin is refused wherever vLLM would take it."""
+    (found,) = faults({"structured_outputs_config": {"reasoning_parser_plugin": "x.py"}})
+    assert options.OWNED["reasoning_parser_plugin"] in found
+    (found,) = faults({"structured_outputs_config": "xgrammar"})
+    assert "must be a mapping" in found
 
 
 def test_options_become_arguments() -> None:

@@ -6,15 +6,17 @@ import asyncio
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jubako import pipeline as pipeline_module
-from jubako.errors import Busy, DeadlineExceeded, InternalError, InvalidRequest, Refusal
+from jubako.errors import Busy, DeadlineExceeded, InternalError, InvalidRequest, QuotaExhausted, Refusal
 from jubako.life import Life, engine_lost, shutting_down
-from jubako.vocabulary import Rate, Rates, Scope
-from tests.caller import CHAT, Caller, NoBudgets, ended, policy, ready_pipeline
+from jubako.vocabulary import Budget, Rate, Rates, Scope
+from tests.budget_stores import Clock, StoreUnderTest
+from tests.caller import CHAT, Caller, NoBudgets, OneKey, ended, policy, ready_pipeline
 from tests.scripted_engine import DONE, ScriptedEngine, event, hangs, raises, says, streams, swallows_cancellation
 
 CANARY = "the-canary-sings-at-dawn"
@@ -328,6 +330,67 @@ async def test_a_slow_store_of_budgets_does_not_hold_the_end_up(stream: bool, mo
     store_answers.set()
     await pipeline.settled()
     assert budgets.ended == [7]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_whole_reply_tells_of_the_limits_after_it_and_a_stream_before(stream: bool) -> None:
+    """As the store told of them with the settlement; a refusal by the queue does so too."""
+
+    class Settled(NoBudgets):
+        async def settle(self, tokens: int) -> None:
+            await super().settle(tokens)
+            self.rates = Rates(tokens=Rate(100, 100 - tokens, 9.0))
+
+        async def release(self) -> None:
+            await super().release()
+            self.rates = Rates(tokens=Rate(100, 100, 0.0))
+
+    budgets = Settled()
+    budgets.rates = Rates(tokens=Rate(100, 40, 9.0))
+    engine = ScriptedEngine(streams(event("a"), DONE) if stream else says({"a": 1}))
+    engine.prompt_tokens = 7
+    pipeline = ready_pipeline(engine, budgets=budgets)
+    caller = await Caller({**ASKED, "stream": stream}).call(pipeline)
+    assert caller.headers["x-ratelimit-remaining-tokens"] == ("40" if stream else "93")
+    assert [name.decode() for name, _ in caller.sent[0]["headers"]].count("x-ratelimit-remaining-tokens") == 1
+    pipeline.admission.close(shutting_down)
+    caller = await Caller({**ASKED, "stream": stream}).call(pipeline)
+    assert (caller.status, caller.headers["x-ratelimit-remaining-tokens"]) == (503, "100")
+
+
+async def test_the_end_of_the_process_books_what_a_request_used_that_does_not_end(tmp_path: Path) -> None:
+    """What was generated is not given back with the rest that the process held."""
+
+    class Unending(ScriptedEngine):
+        ends = asyncio.Event()
+
+        async def abort(self, request_id: str) -> None:
+            await super().abort(request_id)
+            await self.ends.wait()
+
+    store, clock = StoreUnderTest("sqlite", tmp_path, None), Clock()
+    given = policy(tenant_budget=Budget(tokens_per_day=200))
+    budgets: Any = await store.open(clock)
+    engine = Unending(hangs())
+    engine.prompt_tokens = 20
+    life = Life()
+    life.become_ready()
+    pipeline = ready_pipeline(engine, budgets=budgets, given=given, life=life)
+    task = Caller({**ASKED, "max_tokens": 50}).begin(pipeline)
+    await engine.asked.wait()
+    engine.calls[0].usage.generated_tokens = 3
+    life.interrupt_all(shutting_down)
+    assert not await life.settled(0.05)
+    await pipeline.settled()
+    await budgets.close()
+    after: Any = await store.open(clock)
+    asker = OneKey(given).principal
+    with pytest.raises(QuotaExhausted, match="23 are used"):
+        await after.reserve(asker, 178)
+    await after.reserve(asker, 177)
+    engine.ends.set()
+    await ended(task)
+    await store.close()
 
 
 async def test_a_prompt_longer_than_estimated_is_asked_for_again() -> None:

@@ -261,6 +261,22 @@ def test_a_key_set_comes_from_a_file_or_over_https(root: Path, source: str, *, a
         assert all("JWT__JWKS" in line and "secret" not in line for line in faults(root, jwt_environment(JWKS=source)))
 
 
+def test_redis_without_an_address_is_a_fault_of_the_settings(root: Path) -> None:
+    """Of the file with its line, of the environment with the variable; with the address it is none."""
+    (found,) = faults(root, {"JUBAKO__BUDGETS__STORE": "redis"})
+    assert found.startswith(
+        "environment: JUBAKO__BUDGETS__STORE: store is redis, and redis_url is null: write redis://"
+    )
+    address = "redis://redis:6379/0"
+    loaded = settings.load(root, {"JUBAKO__BUDGETS__STORE": "redis", "JUBAKO__BUDGETS__REDIS_URL": address})
+    assert loaded.server.budgets.redis_url == address
+    path = root / "configuration" / "server.yaml"
+    path.write_text(path.read_text().replace("store: sqlite", "store: redis"))
+    (found,) = faults(root)
+    line = path.read_text().splitlines().index("budgets:") + 1
+    assert found.startswith(f"{path}:{line}: budgets: store is redis, and redis_url is null")
+
+
 def test_token_algorithms_are_asymmetric_ones(root: Path) -> None:
     """`none` and shared secrets cannot be configured."""
     for algorithm in ("none", "HS256", "PS256"):

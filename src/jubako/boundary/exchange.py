@@ -98,12 +98,20 @@ class Exchange:
         """Send `headers` with whatever reply follows; those of a refusal go before them."""
         self._added.extend(headers)
 
-    async def body(self, *, limit_bytes: int, limit_seconds: float) -> bytes:
-        """The whole request body; raises `RequestTooLarge`, `BodyTimeout` or `ClientGone`."""
+    async def body(
+        self, *, limit_bytes: int, limit_seconds: float, require_room: Callable[[int], None] = lambda _: None
+    ) -> bytes:
+        """The whole request body; raises `RequestTooLarge`, `BodyTimeout` or `ClientGone`.
+
+        `require_room` is told how many bytes there will be as soon as that is known, or are so far, before they are
+        kept; what it raises passes through.
+        """
         too_large = RequestTooLarge(f"The request body is larger than {limit_bytes} bytes.")
         declared = self.header("content-length")
-        if declared is not None and declared.isdecimal() and int(declared[:20]) > limit_bytes:
-            raise too_large
+        if declared is not None and declared.isdecimal():
+            if (announced := int(declared[:20])) > limit_bytes:
+                raise too_large
+            require_room(announced)
         chunks: list[bytes] = []
         size = 0
         try:
@@ -116,6 +124,7 @@ class Exchange:
                     size += len(chunk)
                     if size > limit_bytes:
                         raise too_large
+                    require_room(size)
                     chunks.append(chunk)
                     if not message.get("more_body", False):
                         self._body_unread = False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any, NoReturn
 
 from pydantic import TypeAdapter, ValidationError
@@ -19,6 +20,8 @@ _BOOLEAN = TypeAdapter(bool)
 _SPACE = b" \t\r\n"
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _OPENING = frozenset(b"[{")
+_DIGITS = b"0123456789"
+_FLAT = re.compile(rb"\[,+\]")
 
 
 class _Twice(ValueError):
@@ -54,7 +57,8 @@ def require_bounded(body: bytes, limits: Limits) -> None:
     """Refuse bodies that are nested too deep or hold too many values, in time linear in bytes and without parsing.
 
     Counting bytes first is enough for most bodies; only where that bound is too high are strings cut out and the rest
-    looked at. What is no JSON may pass: the parser refuses it then.
+    looked at. What is no JSON may pass: the parser refuses it then. Of the token ids in the body, as many as one prompt
+    may have count for nothing here: they are bounded by `prompt_tokens`, and cost little beside other values.
     """
     opened = body.count(b"[") + body.count(b"{")
     if opened <= limits.json_depth and opened + body.count(b",") <= limits.json_values:
@@ -65,8 +69,18 @@ def require_bounded(body: bytes, limits: Limits) -> None:
         _require_depth(bare, limits)
     # Each container with k items has k - 1 commas; a container without items adds nothing.
     values = bare.count(b",") + opened - bare.count(b"[]") - bare.count(b"{}")
+    if opened - 1 <= limits.json_values < values:
+        values -= min(_token_ids(bare), limits.prompt_tokens)
     if max(values, opened - 1) > limits.json_values:
         raise _too_many_values(limits)
+
+
+def _token_ids(bare: bytes) -> int:
+    """Items of lists that hold whole numbers and nothing else, but for lists of one: what a prompt of token ids is.
+
+    Wherever they stand; `limits` bounds them there. Without its digits such a list is brackets around commas.
+    """
+    return sum(len(flat) - 1 for flat in _FLAT.findall(bare.translate(None, _DIGITS)))
 
 
 def _without_strings(body: bytes, limits: Limits) -> bytes:

@@ -68,6 +68,9 @@ OWNED = {
     "tool_server": "tools run at the caller",
     "sse_keep_alive_interval": "it is stream.keep_alive_seconds",
 }
+STRUCTURED_OUTPUTS = "structured_outputs_config"
+GRAMMAR_BACKENDS = ("auto", "xgrammar", "guidance")
+"""Those of vLLM's that a grammar can be tried with in a sandbox before the engine has it; `auto` is xgrammar."""
 REFUSED_ENVIRONMENT = {
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "pickles are not loaded",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "adapters are pinned by the release manifest",
@@ -138,6 +141,8 @@ def check(options: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
         elif isinstance(value, list) and any(isinstance(item, str) and item.startswith("-") for item in value):
             # On vLLM's command line it would be an option of its own, perhaps one of those above.
             faults.append(f"engine option {name}: an item must not begin with a hyphen")
+        elif name == STRUCTURED_OUTPUTS:
+            faults += _structured_outputs_faults(value)
     for name in {**environment, **{name: "" for name in REFUSED_ENVIRONMENT if name in os.environ}}:
         if name in REFUSED_ENVIRONMENT:
             faults.append(f"engine environment {name}: refused ({REFUSED_ENVIRONMENT[name]}); remove it")
@@ -145,6 +150,29 @@ def check(options: Mapping[str, Any], environment: Mapping[str, Any]) -> None:
             faults.append(f"engine environment {name}: vLLM reads no such variable{_hint(name, known_environment())}")
     if faults:
         raise StartupFault("\n".join(faults))
+
+
+def _structured_outputs_faults(value: Any) -> list[str]:
+    """What is wrong with the option; it may be JSON as text, as on vLLM's own command line."""
+    option = f"engine option {STRUCTURED_OUTPUTS}"
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
+    if value is None:
+        return []
+    if not isinstance(value, Mapping):
+        return [f"{option}: must be a mapping, like {{backend: xgrammar}}"]
+    faults = []
+    backend = value.get("backend", GRAMMAR_BACKENDS[0])
+    if backend not in GRAMMAR_BACKENDS:
+        accepted = ", ".join(GRAMMAR_BACKENDS)
+        faults.append(
+            f"{option}: backend {backend!r}: grammars cannot be tried with it before the engine has them; accepted are "
+            f"{accepted}"
+        )
+    if "reasoning_parser_plugin" in value:
+        faults.append(f"{option}: reasoning_parser_plugin: {OWNED['reasoning_parser_plugin']}; remove it")
+    return faults
 
 
 def _hint(name: str, known: frozenset[str]) -> str:

@@ -181,13 +181,13 @@ class Authenticator:
                 await self._tokens.close()
 
     def _look(self) -> None:
-        changed_tenants, changed_keys = self._files.tenants.changed(), self._files.keys.changed()
+        # Each stands for itself: a broken tenants file must not keep a revoked key alive.
+        changed_tenants, changed_keys = _changed(self._files.tenants), _changed(self._files.keys)
         if changed_tenants is not None or changed_keys is not None:
-            # Each stands for itself: a broken tenants file must not keep a revoked key alive.
             self._tenants = self._tenants if changed_tenants is None else changed_tenants
             self._records = self._records if changed_keys is None else changed_keys
             self._state = _state(self._tenants, self._records)
-        key_set = None if self._files.key_set is None else self._files.key_set.changed()
+        key_set = None if self._files.key_set is None else _changed(self._files.key_set)
         if key_set is not None and self._tokens is not None:
             self._tokens.replace_keys(key_set)
 
@@ -241,6 +241,15 @@ def _first(file: WatchedFile[_Content], faults: list[str]) -> _Content | None:
         return file.load()
     except StartupFault as fault:
         faults.append(str(fault))
+        return None
+
+
+def _changed(file: WatchedFile[_Content]) -> _Content | None:
+    """The file's new content. What a file has told of a change it tells only once: another's fault must not lose it."""
+    try:
+        return file.changed()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the next look may go well
+        logger.error("the look at %s failed: %s", file.path, logs.place(error))
         return None
 
 

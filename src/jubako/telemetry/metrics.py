@@ -154,6 +154,12 @@ FAMILIES = {
             observed=True,
         ),
         Family("jubako_queue_tokens", "gauge", "Estimated tokens of all queued requests.", observed=True),
+        Family(
+            "jubako_request_body_held_bytes",
+            "gauge",
+            "Bytes of request bodies that are being read or parsed, of all requests together.",
+            observed=True,
+        ),
         Family("jubako_ready", "gauge", "1 when the server takes traffic, else 0.", observed=True),
         Family("jubako_release_info", "info", "The release that is served, and its digest.", ("release", "digest")),
         Family(

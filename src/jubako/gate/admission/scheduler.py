@@ -29,6 +29,8 @@ MARGIN = 0.8
 """Part of the allowed wait that may be promised at the door: who waits and is refused all the same is refused late."""
 RESERVE = 2
 """At most one part in so many of the limit is left free for tenants that do not wait."""
+PATIENCE_STEPS = 10
+"""For so many steps places are kept for a request that takes several at once; then one free place is enough."""
 
 
 class Scheduler:
@@ -59,6 +61,8 @@ class Scheduler:
         self._evicted = evicted
         self._numbers = itertools.count()
         self._waiting_steps = 0
+        self._kept_since: int | None = None
+        """The step since which places are kept for a request of several sequences whose turn it is."""
 
     @property
     def running(self) -> int:
@@ -150,6 +154,11 @@ class Scheduler:
 
     def _start_all(self, now: float, *, arriving: Request | None = None) -> None:
         while (request := self._next(now)) is not None:
+            first = self._fairness.next(now)
+            if request is first:
+                self._kept_since = None
+            elif first is not None and first.sequences > 1 and self._kept_since is None:
+                self._kept_since = self._forecast.step
             request.state, request.started_at = State.RUNNING, now
             self._waiting_steps -= request.sequences * request.expected_output
             self._fairness.start(request, now)
@@ -163,24 +172,38 @@ class Scheduler:
         Alone, a request has room whatever its size; otherwise within the limit, less what is left free for tenants that
         do not wait. Those places are theirs up to their shares: a tenant within its own need not leave any free. A
         tenant that has less than its share of what runs, or usually has, may go a little beyond, without a turn.
+
+        Places are kept for a request that takes several, but not for long: it must neither keep others out of an engine
+        that has room, nor be passed by them for ever. It then goes beyond the limit, and its tenant pays for all of it.
         """
         request = self._fairness.next(now)
         if request is None or self.running == 0:
             return request
         limit = self.capacity.limit
         beyond = min(self.capacity.ceiling, limit + max(1, limit // HEADROOM))
-        after = self.running + request.sequences
-        most = limit // RESERVE
-        if after <= limit and self._fairness.within_share(request, limit):
+        free = limit - limit // RESERVE - self.running
+        if request.sequences > free:
+            within = self._fairness.within_share(request, limit)
+            reserve = 0 if within else min(limit // RESERVE, self._fairness.reserve(beyond - limit))
+            free = limit - reserve - self.running
+        if request.sequences <= free:
             return request
-        if after <= limit - most or after <= limit - min(most, self._fairness.reserve(beyond - limit)):
-            return request
+        if self._patience_over(request, free):
+            return request if free > 0 else None
         least = self._fairness.least_served()
         for candidate in (request, least):
             fits = candidate is not None and self.running + candidate.sequences <= beyond
             if candidate is not None and fits and self._fairness.underserved(candidate, limit):
                 return candidate
         return None
+
+    def _patience_over(self, request: Request, free: int) -> bool:
+        """Whether places were kept long enough for the request, which needs more than are `free`."""
+        if request.sequences == 1:
+            return False
+        if self._kept_since is None and free > 0:
+            self._kept_since = self._forecast.step
+        return self._kept_since is not None and self._forecast.step - self._kept_since >= PATIENCE_STEPS
 
     def _leave_queue(self, request: Request, now: float) -> None:
         request.state = State.GONE
@@ -234,9 +257,13 @@ class Scheduler:
     def _wait_seconds(self, flow: Flow) -> float:
         """How long the newest request of a tenant will wait, if nobody else comes."""
         turns = self._fairness.turns_until(flow)
+        before = max(0.0, turns - flow.newest.sequences)
         # The prompts of those who start before are computed in steps of their own making, which no mean knows of.
-        prompts = max(0.0, turns - flow.newest.sequences) * self._mean_prompt_tokens * self.capacity.prompt_seconds
-        return self._steps_until(turns) * self._pace() + prompts
+        prompts = before * self._mean_prompt_tokens * self.capacity.prompt_seconds
+        steps = self._steps_until(turns)
+        if flow.newest.sequences > 1:
+            steps = min(steps, self._steps_until(before + 1.0) + PATIENCE_STEPS)
+        return steps * self._pace() + prompts
 
     def _queue_full(self, too_long_seconds: float) -> Busy:
         """To come back when enough have left the queue, and what is left of the wait is no longer than allowed."""

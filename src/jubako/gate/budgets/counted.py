@@ -91,7 +91,9 @@ class Counted:
     async def _end(self, tokens: int | None) -> None:
         if not self._ended:
             self._ended = True
-            await self._budgets.end(End(self._number, tokens), held_since=self._since)
+            answer = await self._budgets.end(End(self._number, tokens), self._claims, held_since=self._since)
+            if answer is not None:
+                self.rates = answers.rates(answers.Asked(self._whose, requests=0, tokens=0), answer)
 
 
 class CountedBudgets:
@@ -173,23 +175,27 @@ class CountedBudgets:
             raise _unavailable()
         return answer
 
-    async def end(self, end: End, *, held_since: float) -> None:
-        """For the reservation: tell the store of its end, now or as soon as it answers."""
+    async def end(self, end: End, claims: tuple[Claim, ...], *, held_since: float) -> Answer | None:
+        """For the reservation: tell the store of its end, now or as soon as it answers.
+
+        How `claims` stand after it comes with the same answer; None: the store is told later.
+        """
         self._held -= 1
         self._hold_seconds += _HOLD_WEIGHT * (self._monotonic() - held_since - self._hold_seconds)
         self._untold[end.number] = end
         if self._away:
             self._tell_soon()
-            return
+            return None
         try:
-            await self._within(self._store.end((end,)))
+            answer = await self._within(self._store.end((end,), claims))
         except StoreAway as away:
             self._lost(away)
+            return None
         except asyncio.CancelledError:
             self._tell_soon()
             raise
-        else:
-            self._untold.pop(end.number, None)
+        self._untold.pop(end.number, None)
+        return answer
 
     async def close(self) -> None:
         """Give back what this process still holds, and disconnect. A store that is away frees it by the lease."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from jubako.errors import StartupFault
-from jubako.gate.budgets.store import KEPT_SECONDS, Amend, Answer, End, Take
+from jubako.gate.budgets.store import KEPT_SECONDS, Amend, Answer, Claim, End, Take
 from jubako.gate.budgets.windows import Account, fits, spans
 
 APPLICATION = 0x4A55424B
@@ -171,6 +171,14 @@ class Ledger:
                 account.add(held.requested_at, counted, -1, 0)
             if held.reaped_at is None:
                 account.under_way = max(0, account.under_way - 1)
+
+    def standings(self, claims: tuple[Claim, ...]) -> Answer:
+        """How the accounts stand now."""
+        now = self._clock()
+        sides = [(self._account(claim.account, int(now)), claim.budget) for claim in claims]
+        return Answer(
+            granted=True, now=now, standings=tuple(account.standing(budget, 0, 0) for account, budget in sides)
+        )
 
     def beat(self) -> None:
         """See `Store.beat`."""

@@ -19,7 +19,10 @@ class Reservation(Protocol):
 
     @property
     def rates(self) -> Rates:
-        """The limits a minute right after this reservation."""
+        """The limits a minute as the store last told of them: after the reservation, an `amend`, or the end.
+
+        An end that the store has yet to be told of leaves them as they were.
+        """
 
     async def amend(self, tokens: int) -> None:
         """Hold `tokens` in all from now on; raises `Busy` or `QuotaExhausted` if more than held and too many."""

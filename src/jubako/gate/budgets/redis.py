@@ -85,12 +85,12 @@ class RedisStore:
         """See `Store`."""
         return await self._ask(AMEND, amend.number, amend.tokens, amend.claims)
 
-    async def end(self, ends: tuple[End, ...]) -> None:
+    async def end(self, ends: tuple[End, ...], claims: tuple[Claim, ...] = ()) -> Answer:
         """See `Store`. A take that was sent and not answered may be done later than this: it is fenced off."""
-        values: list[Any] = []
+        values = _limits(claims)
         for end in ends:
             values += (end.number, -1 if end.tokens is None else end.tokens, int(end.doubtful))
-        await self._run(END, (), values)
+        return _answer(await self._run(END, _keys(claims), values))
 
     async def beat(self) -> None:
         """See `Store`. Redis forgets what is old by itself."""
@@ -109,18 +109,7 @@ class RedisStore:
             self._redis = None
 
     async def _ask(self, script: Script, number: int, tokens: int, claims: tuple[Claim, ...]) -> Answer:
-        values: list[Any] = [number, tokens]
-        for claim in claims:
-            budget = claim.budget
-            limits = (budget.requests_per_minute, budget.tokens_per_minute, budget.tokens_per_day)
-            values += (
-                -1 if limit is None else limit for limit in (*limits, budget.tokens_per_month, budget.concurrency)
-            )
-        granted, now, known, *numbers = await self._run(
-            script, tuple(PREFIX + "account:" + claim.account for claim in claims), values
-        )
-        rows = (numbers[at : at + _STANDING] for at in range(0, len(numbers), _STANDING))
-        return Answer(granted == 1, float(now), tuple(Standing(*row) for row in rows), known == 1)
+        return _answer(await self._run(script, _keys(claims), [number, tokens, *_limits(claims)]))
 
     async def _run(self, script: Script, keys: tuple[str, ...], values: Any) -> Any:
         if self._redis is None:
@@ -132,6 +121,25 @@ class RedisStore:
         self._sent.add(sent)
         sent.add_done_callback(self._sent.discard)
         return await asyncio.shield(sent)
+
+
+def _keys(claims: tuple[Claim, ...]) -> tuple[str, ...]:
+    return tuple(PREFIX + "account:" + claim.account for claim in claims)
+
+
+def _limits(claims: tuple[Claim, ...]) -> list[Any]:
+    values: list[Any] = []
+    for claim in claims:
+        budget = claim.budget
+        limits = (budget.requests_per_minute, budget.tokens_per_minute, budget.tokens_per_day)
+        values += (-1 if limit is None else limit for limit in (*limits, budget.tokens_per_month, budget.concurrency))
+    return values
+
+
+def _answer(told: list[Any]) -> Answer:
+    granted, now, known, *numbers = told
+    rows = (numbers[at : at + _STANDING] for at in range(0, len(numbers), _STANDING))
+    return Answer(granted == 1, float(now), tuple(Standing(*row) for row in rows), known == 1)
 
 
 async def _send(client: Redis, turns: asyncio.Semaphore, script: Script, keys: int, arguments: tuple[Any, ...]) -> Any:

@@ -8,6 +8,7 @@ to have it, a tenth of a second and more on a busy one. Knows the file and the t
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import queue
 import sqlite3
@@ -20,7 +21,9 @@ from typing import Any
 
 from jubako.errors import StartupFault
 from jubako.gate.budgets.ledger import Ledger, prepare
-from jubako.gate.budgets.store import Amend, Answer, End, StoreAway, Take
+from jubako.gate.budgets.store import Amend, Answer, Claim, End, StoreAway, Take
+
+logger = logging.getLogger(__name__)
 
 LOCKED_SECONDS = 0.5
 """How long another process may have the file before a request is refused."""
@@ -71,14 +74,16 @@ class SqliteStore:
         answer: Answer = await self._do(lambda ledger: ledger.amend(amend))
         return answer
 
-    async def end(self, ends: tuple[End, ...]) -> None:
+    async def end(self, ends: tuple[End, ...], claims: tuple[Claim, ...] = ()) -> Answer:
         """See `Store`. What is doubtful needs no care: jobs are done in the order they came."""
 
-        def work(ledger: Ledger) -> None:
+        def work(ledger: Ledger) -> Answer:
             for end in ends:
                 ledger.end(end)
+            return ledger.standings(claims)
 
-        await self._do(work)
+        answer: Answer = await self._do(work)
+        return answer
 
     async def beat(self) -> None:
         """See `Store`."""
@@ -132,20 +137,35 @@ class SqliteStore:
             connection.close()
 
     def _checkpoint(self) -> None:
-        """Move the log while the other thread works on; stop that only for the rest of one that grew large."""
-        connection = sqlite3.connect(self._file, timeout=0, isolation_level=None)
-        try:
-            while not self._closing.wait(CHECKPOINT_SECONDS):
-                if self._transactions < CHECKPOINT_TRANSACTIONS:
-                    continue
-                self._transactions = 0
-                with suppress(sqlite3.Error):  # the disk is full or gone: requests meet the same, and say so
-                    _, pages, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-                    if pages > LARGE_LOG_PAGES:
-                        with self._at_work:
-                            connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
-        finally:
+        """Move the log while the other thread works on; stop that only for the rest of one that grew large.
+
+        Whatever fails is tried again with a new connection, and told once: a log that is never moved fills the disk.
+        """
+        connection: sqlite3.Connection | None = None
+        told = False
+        while not self._closing.wait(CHECKPOINT_SECONDS):
+            if self._transactions < CHECKPOINT_TRANSACTIONS:
+                continue
+            try:
+                connection = connection or sqlite3.connect(self._file, timeout=0, isolation_level=None)
+                self._move_log(connection)
+            except Exception as error:  # noqa: BLE001 - the thread lives on, whatever it is
+                if not told:
+                    logger.warning("the log of the budgets file cannot be moved into it: %s", error)
+                told = True
+                if connection is not None:
+                    connection.close()
+                    connection = None
+            else:
+                self._transactions, told = 0, False
+        if connection is not None:
             connection.close()
+
+    def _move_log(self, connection: sqlite3.Connection) -> None:
+        _, pages, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        if pages > LARGE_LOG_PAGES:
+            with self._at_work:
+                connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
 
 
 Told = tuple["asyncio.Future[Any]", Any, BaseException | None]

@@ -60,7 +60,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a `Take` or `Amend`. `standings` are those before it, one for each claim."""
+    """What became of a `Take` or `Amend`, or of ends. `standings` are one for each claim: before it; after ends."""
 
     granted: bool
     now: float
@@ -82,8 +82,8 @@ class Store(Protocol):
     async def amend(self, amend: Amend) -> Answer:
         """Change what is held; raises `StoreAway`."""
 
-    async def end(self, ends: tuple[End, ...]) -> None:
-        """End reservations; raises `StoreAway`."""
+    async def end(self, ends: tuple[End, ...], claims: tuple[Claim, ...] = ()) -> Answer:
+        """End reservations, and say how the accounts of `claims` stand after it; raises `StoreAway`."""
 
     async def beat(self) -> None:
         """Renew the lease of this instance, free what others let lapse, forget what is old; raises `StoreAway`."""
