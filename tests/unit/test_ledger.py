@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import json
 import os
 import random
@@ -26,6 +28,7 @@ from sqlalchemy.engine import Connection, Engine
 from jubako.books import database, journal
 from jubako.books.audit import Audit, AuditFault
 from jubako.books.books import Books
+from jubako.books.echo import Echo
 from jubako.books.ledger import Ledger, LedgerState
 from jubako.books.line import fields
 from jubako.books.schema import COUNTS, TOKENS, journals, metadata, usage, usage_daily
@@ -653,6 +656,34 @@ def test_a_reader_of_standard_output_who_stops_holds_nothing_up(tmp_path: Path) 
         assert child.stderr.read(4) == b"done"
         child.kill()
     assert len(audited(tmp_path / "books" / "audit")) >= 400
+
+
+def test_a_copy_that_was_overtaken_goes_on_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Files are not kept for a reader of standard output who takes nothing; who comes back gets what is kept."""
+    audit = opened(tmp_path, file_bytes=1 << 13, keep_files=2)
+    out, into = os.pipe()
+    os.set_blocking(out, False)
+    echo = Echo(tmp_path, audit.journal, audit.position, into)
+    append(audit, 1000)
+    copied = b""
+
+    def read() -> bytes:
+        nonlocal copied
+        with contextlib.suppress(BlockingIOError):
+            copied += os.read(out, 1 << 16)
+        return copied
+
+    until(lambda: b'"sequence":1,' in read(), "the copy begins")
+    audit.prune(1000)
+    until(lambda: b'"sequence":1000,' in read(), "the copy goes on")
+    sequences = [json.loads(line)["sequence"] for line in copied.splitlines()]
+    (gap,) = [(a, b) for a, b in itertools.pairwise(sequences) if b != a + 1]
+    assert f"lines {gap[0] + 1} to {gap[1] - 1} were not copied" in caplog.text
+    assert gap[1] == journal.files(tmp_path)[0].first
+    echo.close(10)
+    audit.close()
+    os.close(out)
+    os.close(into)
 
 
 def test_recording_waits_for_no_database(audit: Audit, tmp_path: Path) -> None:

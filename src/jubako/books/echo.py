@@ -1,7 +1,8 @@
 """The audit's lines once more, on standard output, for platforms that collect logs from there.
 
-A copy, made from the journal by a thread of its own: a reader of the output who stops holds up nothing else. What a
-killed server had not yet copied is in the journal only. Knows nothing of how lines are written.
+A copy, made from the journal by a thread of its own: a reader of the output who stops holds up nothing else, not even
+the removal of old files. What a killed server had not yet copied, or what was removed before a reader took it, is not
+in the copy; `sequence` shows it. Knows nothing of how lines are written.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import threading
 from contextlib import closing
 from pathlib import Path
 
-from jubako.books.journal import BrokenJournal, Position, Reader
+from jubako.books.journal import BrokenJournal, Position, Reader, read_head
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,8 @@ class Echo:
     def __init__(self, folder: Path, journal: str, after: Position, descriptor: int) -> None:
         self._folder = folder
         self._journal = journal
-        self._after = after
+        self._start = after
+        self._copied = after.sequence
         self._descriptor = descriptor
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="audit-echo", daemon=True)
@@ -37,17 +39,41 @@ class Echo:
         self._thread.join(seconds)
 
     def _run(self) -> None:
+        while True:
+            try:
+                self._copy()
+            except (BrokenJournal, OSError) as error:
+                if self._overtaken():
+                    continue
+                logger.error("audit: no longer copied to standard output: %s", error)
+            return
+
+    def _copy(self) -> None:
+        with closing(Reader(self._folder, self._journal, self._start)) as reader:
+            while True:
+                last_round = self._closing.is_set()
+                while lines := reader.read():
+                    _write(self._descriptor, b"".join(lines))
+                    self._copied = reader.position.sequence
+                if last_round:
+                    return
+                self._closing.wait(POLL_SECONDS)
+
+    def _overtaken(self) -> bool:
+        """Whether lines were removed that had not been copied; then it is to go on with the oldest that is kept."""
         try:
-            with closing(Reader(self._folder, self._journal, self._after)) as reader:
-                while True:
-                    last_round = self._closing.is_set()
-                    while lines := reader.read():
-                        _write(self._descriptor, b"".join(lines))
-                    if last_round:
-                        return
-                    self._closing.wait(POLL_SECONDS)
-        except (BrokenJournal, OSError) as error:
-            logger.error("audit: no longer copied to standard output: %s", error)
+            head = read_head(self._folder)
+        except (BrokenJournal, OSError):
+            return False
+        if head is None or head.first <= self._copied + 1:
+            return False
+        logger.warning(
+            "audit: lines %d to %d were not copied to standard output: its reader was too slow",
+            self._copied + 1,
+            head.first - 1,
+        )
+        self._start, self._copied = Position(), head.first - 1
+        return True
 
 
 def _write(descriptor: int, data: bytes) -> None:
