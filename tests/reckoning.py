@@ -69,7 +69,7 @@ class Reckoning:
 
     def held(self) -> int:
         """Reservations of budgets that nobody has ended."""
-        with sqlite3.connect(f"file:{self.folder / 'budgets.sqlite'}?mode=ro", uri=True) as connection:
+        with sqlite3.connect(f"{(self.folder / 'budgets.sqlite').as_uri()}?mode=ro", uri=True) as connection:
             (count,) = connection.execute("SELECT count(*) FROM reservations WHERE reaped_at IS NULL").fetchone()
         return int(count)
 

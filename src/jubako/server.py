@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -200,8 +201,9 @@ class Server:
         address = os.environ.get(ADDRESS_VARIABLE)
         if address:
             key_file = demo.demo_key_file(self.settings.root)
-            sys.stdout.write(terminal.ready_message(address, key_file, self.manifest.aliases[0]))
-            sys.stdout.flush()
+            with suppress(OSError):  # a reader who left, or takes nothing, must not end the watch that follows
+                sys.stdout.write(terminal.ready_message(address, key_file, self.manifest.aliases[0]))
+                sys.stdout.flush()
 
     # -- probes and requests
 

@@ -663,6 +663,15 @@ class TestFile:
         os.mkdir(folder, 0o500)  # noqa: PTH102 - in one step with its mode
         assert "cannot be written" in await self.fault(folder)
 
+    @pytest.mark.parametrize("name", ["a#b", "a?b", "a%20b"])
+    async def test_a_folder_of_any_name_holds_the_file(self, tmp_path: Path, name: str) -> None:
+        (tmp_path / name).mkdir()
+        store = self.store(tmp_path / name)
+        await store.open()
+        await store.close()
+        assert (tmp_path / name / "budgets.sqlite").stat().st_size > 0
+        assert [one.name for one in tmp_path.iterdir()] == [name]
+
     async def test_a_path_that_is_a_folder_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "budgets.sqlite").mkdir()
         assert "cannot be written: Is a directory" in await self.fault(tmp_path)

@@ -90,6 +90,24 @@ def asked(project: Path, *arguments: str) -> list[dict[str, object]]:
     return rows
 
 
+@pytest.mark.parametrize("name", ["a#b", "a?b", "a%20b", "a%b é"])
+def test_a_folder_of_any_name_is_read_and_no_other_is_made(tmp_path: Path, name: str) -> None:
+    """Its characters mean nothing but themselves; reading stays reading."""
+    root = tmp_path / name
+    shutil.copytree(REPOSITORY / "configuration", root / "configuration")
+    audit = opened(root / ".jubako" / "books" / "audit")
+    audit.append(account(usage=Usage(prompt_tokens=7, cached_tokens=0, generated_tokens=3)))
+    audit.sync()
+    ledger = Ledger(
+        audit, database.engine(database.url(None, root / ".jubako" / "books" / "ledger.sqlite"), None), row_days=None
+    )
+    ledger.start()
+    ledger.close(30)
+    audit.close()
+    assert [row["prompt_tokens"] for row in asked(root)] == [7]
+    assert [one.name for one in tmp_path.iterdir()] == [name]
+
+
 def test_without_options_days_and_tenants_are_summed(project: Path) -> None:
     """In order, with outcomes and tokens."""
     rows = asked(project)

@@ -82,7 +82,8 @@ def engine(address: URL, password_file: Path | None, *, read_only: bool = False)
 def _sqlite(address: URL, *, read_only: bool) -> Engine:
     file = Path(address.database or "")
     if read_only:
-        address = URL.create("sqlite", database=f"file:{file}", query={"mode": "ro", "uri": "true"})
+        # SQLite reads `#`, `?` and `%` of a URI as any reader does; unquoted, another file would be made, not read.
+        address = URL.create("sqlite", database=file.absolute().as_uri(), query={"mode": "ro", "uri": "true"})
     made = sa.create_engine(address, connect_args={"timeout": SQLITE_BUSY_SECONDS}, hide_parameters=True)
 
     def configure(connection: Any, _record: object) -> None:

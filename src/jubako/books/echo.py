@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -77,6 +78,15 @@ class Echo:
 
 
 def _write(descriptor: int, data: bytes) -> None:
+    """Write all of it, however slowly it is taken; a descriptor that does not block is waited for.
+
+    Whether it blocks is not ours to say: everyone who has the same pipe or terminal shares that with us.
+    """
     rest = memoryview(data)
     while rest:
-        rest = rest[os.write(descriptor, rest) :]
+        try:
+            rest = rest[os.write(descriptor, rest) :]
+        except BlockingIOError:
+            ready = select.poll()
+            ready.register(descriptor, select.POLLOUT)
+            ready.poll(POLL_SECONDS * 1000)

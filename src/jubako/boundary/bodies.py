@@ -65,7 +65,7 @@ class Bodies:
         A body that is alone is let in whatever its size: what it may have is bounded by `limits.body_bytes`.
         """
         of_tenant = self._by_tenant.get(tenant, 0)
-        excess = max(self.held, of_tenant + self.held) + more - self._most
+        excess = of_tenant + self.held + more - self._most
         if excess > 0 and self.held > held:
             raise Busy(
                 "The server is reading as many bytes of request bodies as it may at one time.",
