@@ -80,20 +80,22 @@ class Accounts:
         """Refuse a request that could not be put on record."""
         self.books.require_healthy()
 
-    def tell(self, entry: Entry, outcome: Outcome, code: str, status: int) -> None:
+    def tell(self, entry: Entry, outcome: Outcome, code: str, status: int, *, sent_status: int = 0) -> None:
         """Tell the end of a request, before its last bytes are sent; a second end of the same request is not told.
 
-        Raises `Unavailable` if it cannot be put on record: then the request has failed, and its caller must hear so.
+        `status` is what is about to be sent unless a reply was begun, with `sent_status`. Raises `Unavailable` if the
+        end cannot be put on record: its caller must hear so, and what operators are told is what the caller hears.
         """
         if entry.told:
             return
         entry.told = True
+        status = sent_status or status
         account = entry.account(outcome, code, status, release=self.release, adapters=self.adapters)
         try:
             self.books.record(account)
         except AuditFault:
             fault = Unavailable("The server could not put the request on record.", code="not_ready")
-            account = replace(account, outcome=Outcome.FAILED, code=fault.code)
+            account = _unrecorded(account, fault, sent_status or fault.status)
             raise fault from None
         finally:
             self._tell_operators(entry, account)
@@ -109,3 +111,11 @@ class Accounts:
             logger.error("a request could not be traced: %s", logs.place(error))
         self.metrics.record(account, trace_id)
         logs.request_ended(account, trace_id)
+
+
+def _unrecorded(account: Account, fault: Unavailable, status: int) -> Account:
+    """`account` as its caller hears of it now: one who left hears nothing, and what was refused had not begun."""
+    if account.outcome is Outcome.CANCELLED:
+        return account
+    outcome = Outcome.REFUSED if account.outcome is Outcome.REFUSED else Outcome.FAILED
+    return replace(account, outcome=outcome, code=fault.code, status=status)

@@ -119,7 +119,7 @@ class Pipeline:
         could still interrupt them only a caller who is gone does.
         """
         passage.lease.conclude()
-        self.accounts.tell(passage.entry, outcome, code, passage.exchange.status or status)
+        self.accounts.tell(passage.entry, outcome, code, status, sent_status=passage.exchange.status)
 
     def _completed(self, passage: _Passage) -> None:
         self._account(passage, Outcome.LENGTH if passage.entry.usage.cut else Outcome.COMPLETED)

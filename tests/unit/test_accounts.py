@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -30,6 +31,12 @@ async def told(engine: ScriptedEngine, caller: Caller, **parts: Any) -> Account:
 def facts(account: Account) -> tuple[Outcome, str, int]:
     """How it ended."""
     return account.outcome, account.code, account.status
+
+
+def logged(record: logging.LogRecord) -> tuple[Outcome, str, int]:
+    """The same, as the log's line has it."""
+    fields: dict[str, Any] = record.__dict__["fields"]
+    return Outcome(fields["outcome"]), fields["code"], fields["status"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -172,6 +179,46 @@ async def test_no_whole_reply_is_sent_that_is_not_on_record(caller: Caller) -> N
     await caller.call(ready_pipeline(ScriptedEngine(), books=books))
     assert (caller.status, caller.error["code"]) == (503, "not_ready")
     assert caller.headers["x-should-retry"] == "true"
+
+
+@pytest.mark.parametrize(
+    ("script", "caller", "heard"),
+    [
+        (says({}), Caller(ASKED), (Outcome.FAILED, "not_ready", 503)),
+        (streams(event("a"), DONE), Caller(STREAMED), (Outcome.FAILED, "not_ready", 200)),
+        (streams(event("a"), engine_lost()), Caller(STREAMED), (Outcome.FAILED, "not_ready", 200)),
+        (raises(DeadlineExceeded("late")), Caller(ASKED), (Outcome.FAILED, "not_ready", 503)),
+        (says({}), Caller(b"{"), (Outcome.REFUSED, "not_ready", 503)),
+        (says({}), Caller(headers={"authorization": "Bearer x"}), (Outcome.REFUSED, "not_ready", 503)),
+        (says({}), Caller(path="/nope"), (Outcome.REFUSED, "not_ready", 503)),
+    ],
+    ids=["answer", "stream", "lost stream", "deadline", "400", "401", "404"],
+)
+async def test_operators_are_told_what_the_caller_of_an_unrecorded_request_heard(
+    script: Any, caller: Caller, heard: tuple[Outcome, str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the log's line as in metrics; a full disk makes no failures of what would have been refused anyway."""
+    books = NoBooks()
+    books.full = True
+    with caplog.at_level(logging.INFO, "jubako.requests"):
+        await caller.call(ready_pipeline(ScriptedEngine(script), books=books))
+    assert (caller.status, caller.error["code"]) == (heard[2], heard[1])
+    assert [logged(record) for record in caplog.records if record.name == "jubako.requests"] == [heard]
+
+
+async def test_who_left_stays_one_who_left_without_a_record(caplog: pytest.LogCaptureFixture) -> None:
+    """There is nobody who could hear anything else."""
+    books, engine = NoBooks(), ScriptedEngine(hangs())
+    books.full = True
+    caller = Caller(ASKED)
+    with caplog.at_level(logging.INFO, "jubako.requests"):
+        task = caller.begin(ready_pipeline(engine, books=books))
+        await engine.asked.wait()
+        caller.leave()
+        await task
+    assert [logged(record) for record in caplog.records if record.name == "jubako.requests"] == [
+        (Outcome.CANCELLED, "", 499)
+    ]
 
 
 async def test_nothing_is_begun_that_could_not_be_put_on_record() -> None:

@@ -670,7 +670,7 @@ class TestFile:
         await store.open()
         await store.close()
         assert (tmp_path / name / "budgets.sqlite").stat().st_size > 0
-        assert [one.name for one in tmp_path.iterdir()] == [name]
+        assert os.listdir(tmp_path) == [name]  # noqa: PTH208 - within a coroutine
 
     async def test_a_path_that_is_a_folder_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "budgets.sqlite").mkdir()

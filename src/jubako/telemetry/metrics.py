@@ -197,7 +197,7 @@ FAMILIES = {
         Family(
             "jubako_audit_unrecorded_total",
             "counter",
-            "Requests that ended while the audit could not be written; each is in the log.",
+            "Requests that ended, other than refused, while the audit could not be written; each is in the log.",
             observed=True,
         ),
         Family(
