@@ -11,11 +11,14 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import pytest
+from pydantic import BaseModel
 
 from jubako.sections import LogSettings
 from jubako.telemetry import logs
@@ -27,29 +30,95 @@ from tests.project import REPOSITORY
 CANARY = "CANARY-7f3a"
 
 
-def _said(message: str, *values: object, level: int = logging.WARNING) -> str | None:
-    record = logging.LogRecord("vllm.any", level, "/somewhere/place.py", 7, message, values, None)
-    return record.getMessage() if WithoutContent().filter(record) else None
+class Reply(BaseModel):
+    """Such as libraries have: what is in it is not always what it says."""
+
+    content: str
 
 
-def test_values_that_may_quote_a_request_are_left_out() -> None:
+class Library(logging.Logger):
+    """A library's logger, and what is left of its last line; None if nothing is."""
+
+    def __init__(self) -> None:
+        super().__init__("vllm.any", logging.NOTSET + 1)
+        self.left: str | None = None
+
+    def handle(self, record: logging.LogRecord) -> None:
+        """As the handler on the root does."""
+        self.left = record.getMessage() if WithoutContent().filter(record) else None
+
+
+@pytest.fixture
+def library() -> Library:
+    """One of each test."""
+    return Library()
+
+
+def test_values_that_may_quote_a_request_are_left_out(library: Library) -> None:
     """The sentence and its place stay."""
-    said = _said("Tool call %r has arguments that are %d%% wrong", CANARY, 100)
-    assert said is not None
-    assert CANARY not in said
-    assert "Tool call" in said
-    assert "place.py:7" in said
+    library.warning("Tool call %r has arguments that are %d%% wrong", CANARY, 100)
+    assert library.left is not None
+    assert CANARY not in library.left
+    assert "Tool call" in library.left
+    assert "test_logs.py:" in library.left
 
 
-def test_numbers_stay() -> None:
+def test_numbers_stay(library: Library) -> None:
     """The engine's own figures are no content."""
-    assert _said("Running: %d reqs, %.1f%%", 3, 0.5, level=logging.INFO) == "Running: 3 reqs, 0.5%"
+    library.info("Running: %d reqs, %.1f%%", 3, 0.5)
+    assert library.left == "Running: 3 reqs, 0.5%"
+
+
+@pytest.mark.parametrize(
+    ("message", "values"),
+    [
+        (f"Tool call {CANARY} is wrong", ()),
+        (f"Tool call {CANARY} is wrong after %d", (1,)),
+        ("Tool call " + CANARY, ()),
+        ("\n".join(["A task failed", repr(ValueError(CANARY))]), ()),
+        (ValueError(CANARY), ()),
+        ({"tool": CANARY}, ()),
+    ],
+)
+def test_a_sentence_that_was_put_together_is_left_out(library: Library, message: object, values: Any) -> None:
+    """Nothing shows which part of it was asked for; its place stays."""
+    library.error(message, *values)
+    assert library.left is not None
+    assert re.fullmatch(r"\[message left out, test_logs\.py:\d+\]", library.left)
+
+
+def test_what_is_no_text_passes_the_engine_s_filter_too() -> None:
+    """An exception in a filter would be the exception of whoever logs."""
+    record = logging.LogRecord("vllm.any", logging.ERROR, "/x.py", 7, {"tool": CANARY}, (), None)
+    assert WithoutContent(engine_process=True).filter(record)
+    assert CANARY not in record.getMessage()
+
+
+def test_a_sentence_that_was_chosen_stays(library: Library) -> None:
+    """It is a constant of the code that says it, in whatever way it gets there."""
+
+    def complain(*, often: bool) -> None:
+        sentence = "This happens often" if often else "This happened"
+        library.log(logging.WARNING, sentence)
+
+    def through_a_wrapper() -> None:
+        tell("Said by whoever calls the wrapper")
+
+    def tell(sentence: str) -> None:
+        library.warning(sentence, stacklevel=2)
+
+    complain(often=True)
+    assert library.left == "This happens often"
+    through_a_wrapper()
+    assert library.left == "Said by whoever calls the wrapper"
 
 
 @pytest.mark.parametrize("level", [logging.DEBUG, logging.NOTSET + 1])
-def test_debug_lines_are_dropped(level: int) -> None:
+def test_debug_lines_are_dropped(library: Library, level: int) -> None:
     """They quote requests as a matter of course."""
-    assert _said(CANARY, level=level) is None
+    library.left = "something"
+    library.log(level, CANARY)
+    assert library.left is None
 
 
 # -- what becomes of errors
@@ -116,7 +185,9 @@ def stream(capsys: pytest.CaptureFixture[str]) -> Iterator[Said]:
     """Standard error of this test, with logging put back as it was at its end."""
     loggers = [logging.getLogger(), *filter(_is_logger, logging.root.manager.loggerDict.values())]
     before = [(one, one.level, list(one.handlers), one.propagate, one.disabled) for one in loggers]
+    hooks = warnings.showwarning, sys.unraisablehook, threading.excepthook
     yield Said(capsys)
+    warnings.showwarning, sys.unraisablehook, threading.excepthook = hooks
     for new in filter(_is_logger, logging.root.manager.loggerDict.values()):
         if new not in loggers:
             new.handlers.clear()
@@ -239,6 +310,58 @@ def test_auto_is_text_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> No
         assert logs.chosen_format(_settings("auto")) == form
 
 
+# -- what Python says by itself
+
+
+def test_a_warning_becomes_kind_and_place(stream: Said) -> None:
+    """Serializers quote the value that they do not like."""
+    logs.configure(_settings())
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        unlike_its_type: Any = {"text": CANARY}
+        Reply.model_construct(content=unlike_its_type).model_dump_json()
+    (line,) = _lines(stream)
+    assert (line["level"], line["logger"]) == ("warning", "jubako.python")
+    assert re.fullmatch(r"UserWarning at main\.py:\d+", line["message"])
+    assert CANARY not in stream.getvalue()
+
+
+def test_a_library_that_has_warnings_logged_itself_changes_nothing(stream: Said) -> None:
+    """They come as a text then, which nobody wrote as it is."""
+    logs.configure(_settings())
+    logging.captureWarnings(True)  # noqa: FBT003 - the standard library's signature
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn(CANARY, stacklevel=1)
+    finally:
+        logging.captureWarnings(False)  # noqa: FBT003
+    (line,) = _lines(stream)
+    assert line["logger"] == "py.warnings"
+    assert CANARY not in stream.getvalue()
+
+
+def test_errors_that_nobody_catches_become_places(stream: Said) -> None:
+    """In threads, and where Python can only drop them."""
+
+    class Careless:
+        def __del__(self) -> None:
+            raise ValueError(CANARY)
+
+    def fail() -> None:
+        raise KeyError(CANARY)
+
+    logs.configure(_settings())
+    Careless()
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    dropped, ended = _lines(stream)
+    assert "ValueError at test_logs.py:" in dropped["message"]
+    assert "KeyError at test_logs.py:" in ended["message"]
+    assert CANARY not in stream.getvalue()
+
+
 # -- everybody else's loggers
 
 
@@ -289,6 +412,7 @@ def test_libraries_that_come_with_the_engine_are_taken_over_too(stream: Said) ->
 
 ENGINE = """
 import multiprocessing
+import warnings
 from vllm.logger import init_logger, set_vllm_process_name
 
 class Config:  # the fields of vLLM's own that its function reads; importing that takes many seconds
@@ -301,11 +425,13 @@ def set_up():
     import vllm.logger
     vllm.logger._configure_vllm_root_logger(Config())
 
-def engine():
+def engine(given):
     set_up()
     set_vllm_process_name("EngineCore")
     init_logger("vllm.v1.engine.core").warning("request %s is odd", "CANARY-7f3a")
     init_logger("vllm.v1.core.kv_cache_utils").info("GPU KV cache size: %s tokens", "12,288")
+    init_logger("vllm.v1.engine.core").warning(f"request {given} is odd")
+    warnings.warn(given)
     raise ValueError("CANARY-7f3a")
 
 if __name__ == "__main__":
@@ -314,7 +440,7 @@ if __name__ == "__main__":
     logs.configure(LogSettings(format="json", level="debug"))
     set_up()
     init_logger("vllm.v1.engine.async_llm").info("config: %s", "shown while it starts")
-    process = multiprocessing.get_context("spawn").Process(target=engine, name="EngineCore")
+    process = multiprocessing.get_context("spawn").Process(target=engine, args=("CANARY-7f3a",), name="EngineCore")
     process.start()
     process.join()
     logs.keep_content_out("vllm")
@@ -335,10 +461,12 @@ def test_the_engine_s_processes_log_in_our_format_and_without_content(tmp_path: 
     said = [
         (line["logger"], line.get("process"), re.sub(r"script\.py:.*", "script.py", line["message"])) for line in lines
     ]
-    assert [one for one in said if one[0].startswith("vllm.v1") or one[0] == "vllm.process"] == [
+    assert [one for one in said if one[0].startswith(("vllm.v1", "vllm.process", "jubako"))] == [
         ("vllm.v1.engine.async_llm", None, "config: shown while it starts"),
         ("vllm.v1.engine.core", "EngineCore", "request %s is odd [values left out, script.py"),
         ("vllm.v1.core.kv_cache_utils", "EngineCore", "GPU KV cache size: 12,288 tokens"),
+        ("vllm.v1.engine.core", "EngineCore", "[message left out, script.py"),
+        ("jubako.python", "EngineCore", "UserWarning at script.py"),
         ("vllm.process", "EngineCore", "ValueError at script.py"),
         ("vllm.v1.engine.async_llm", None, "request: %s [values left out, script.py"),
     ]

@@ -1,15 +1,8 @@
 """Log lines: one format for everything that this process and the engine's write, and what must never be in them.
 
-Owns the handler on standard error, the request id of each line, and the filter that keeps content out. Knows nothing
-of who logs, and imports nothing of Jubako's but records: the engine's process imports it too.
-
-Three kinds of writers, three degrees of trust:
-
-- Jubako's own lines are written with care and kept, without tracebacks: the last line of one quotes a value.
-- Libraries' lines keep their sentence. Values are left out unless they are numbers, tracebacks become places, and
-  nothing below INFO passes: those lines quote requests as a matter of course.
-- The engine's lines are kept whole until it serves, because a failed start must be understood. In the engine's own
-  process, where nobody says when that is, it is what its loggers of files and memory say, and why a start failed.
+Owns the handler on standard error, the request id of each line, and what is led to that handler: libraries' loggers,
+the engine's, and what Python says by itself. What may be in a line is said in `content`. Knows nothing of who logs, and
+imports nothing of Jubako's but records: the engine's process imports it too.
 """
 
 from __future__ import annotations
@@ -19,18 +12,38 @@ import logging
 import multiprocessing
 import os
 import sys
+import threading
 import time
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from jubako.telemetry.content import WithoutContent, ours, place
 from jubako.vocabulary import Account
 
 if TYPE_CHECKING:
     from jubako.sections import LogSettings
+
+__all__ = [
+    "FORMAT_VARIABLE",
+    "Format",
+    "JsonLines",
+    "TextLines",
+    "WithoutContent",
+    "adopt",
+    "chosen_format",
+    "configure",
+    "engine_environment",
+    "engine_handler",
+    "keep_content_out",
+    "place",
+    "request",
+    "request_ended",
+]
 
 Format = Literal["json", "text"]
 
@@ -40,18 +53,11 @@ _ENGINE_CONFIGURATION = Path(__file__).with_name("engine_logging.json")
 _SILENT = ("uvicorn.access", "bentoml.access")
 """A line a request is ours to write; theirs would name paths as they came."""
 _SERVER_LEVELS = {"": "WARNING", "bentoml": "WARNING", "uvicorn": "WARNING", "circus": "WARNING"}
-_ENGINE_STARTS = (
-    "vllm.v1.core.kv_cache_utils",
-    "vllm.model_executor.model_loader",
-    "vllm.platforms",
-    "vllm.distributed.parallel_state",
-)
-"""Loggers of the engine's process that see files, memory and devices, and no request."""
-_ENGINE_FAILS = frozenset({"EngineCore failed to start.", "WorkerProc failed to start."})
-"""What the engine's process says when it never served: the traceback is what the operator needs."""
 
 _request_id: ContextVar[str] = ContextVar("jubako_request_id", default="")
 _requests = logging.getLogger("jubako.requests")
+_python = logging.getLogger("jubako.python")
+"""What the interpreter would say on standard error by itself."""
 
 
 @contextmanager
@@ -118,6 +124,7 @@ def configure(settings: LogSettings) -> None:
     for name in _SILENT:
         logging.getLogger(name).disabled = True
     adopt()
+    _take_what_python_says()
 
 
 def adopt() -> None:
@@ -143,6 +150,7 @@ def keep_content_out(name: str) -> None:
         if not any(isinstance(one, WithoutContent) for one in handler.filters):
             handler.addFilter(WithoutContent())
     adopt()
+    _take_what_python_says()
 
 
 def chosen_format(settings: LogSettings) -> Format:
@@ -167,13 +175,44 @@ def engine_handler() -> logging.Handler:
         return _handler(chosen, None)
     # Python prints the traceback of what ended a process, past all logging, and its last line may quote a request.
     traceback.print_exc = _last_words
-    return _handler(chosen, WithoutContent(engine_process=True))
+    handler = _handler(chosen, WithoutContent(engine_process=True))
+    _python.handlers[:] = [handler]
+    _take_what_python_says()
+    return handler
 
 
 def _last_words(*_: object, **__: object) -> None:
     error = sys.exception()
     if error is not None:
         logging.getLogger("vllm.process").error("%s", place(error))
+
+
+def _take_what_python_says() -> None:
+    """Warnings and errors that nobody catches go past logging to standard error, and may quote a request."""
+    warnings.showwarning = _warned
+    sys.unraisablehook = _dropped
+    threading.excepthook = _thread_ended
+
+
+def _warned(  # noqa: PLR0917 - the standard library's signature
+    message: Warning | str,  # noqa: ARG001 - it is what may quote a request
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,  # noqa: ARG001
+    line: str | None = None,  # noqa: ARG001
+) -> None:
+    _python.warning("%s at %s:%d", category.__name__, filename.rsplit("/", 1)[-1], lineno)
+
+
+def _dropped(unraisable: sys.UnraisableHookArgs) -> None:
+    if unraisable.exc_value is not None:
+        _python.error("an error nobody could catch: %s", place(unraisable.exc_value))
+
+
+def _thread_ended(ended: threading.ExceptHookArgs) -> None:
+    if ended.exc_value is not None and not isinstance(ended.exc_value, SystemExit):
+        _python.error("a thread ended: %s", place(ended.exc_value))
 
 
 def _handler(chosen: Format, content: logging.Filter | None) -> logging.Handler:
@@ -233,53 +272,4 @@ def _process(record: logging.LogRecord) -> str:
 
 def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
     fields = getattr(record, "fields", None)
-    return fields if isinstance(fields, Mapping) and _ours(record.name) else {}
-
-
-def _ours(name: str) -> bool:
-    return name == "jubako" or name.startswith("jubako.")
-
-
-def place(error: BaseException) -> str:
-    """Type and place of an error, without its message: messages may quote prompts."""
-    frames = []
-    trace = error.__traceback__
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        frames.append(f"{code.co_filename.rsplit('/', 1)[-1]}:{trace.tb_lineno}")
-        trace = trace.tb_next
-    return f"{type(error).__name__} at {' < '.join(reversed(frames[-4:]))}"
-
-
-class WithoutContent(logging.Filter):
-    """Takes the traceback off a record and leaves its place, and leaves out values that may quote a request."""
-
-    def __init__(self, *, engine_process: bool = False) -> None:
-        super().__init__()
-        self._engine_process = engine_process
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Rewrite `record`; libraries' debug records, which quote requests too, are dropped by their level."""
-        if record.name == "vllm.process":
-            return True
-        if self._engine_process and (record.msg in _ENGINE_FAILS or record.name.startswith(_ENGINE_STARTS)):
-            return record.levelno >= logging.INFO
-        if not _ours(record.name):
-            if record.levelno < logging.INFO:
-                return False
-            if record.args and not _numbers(record.args):
-                # Values may quote the request (a bad tool call, a template's complaint); the sentence says enough.
-                record.msg = f"{record.msg} [values left out, {record.filename}:{record.lineno}]"
-                record.args = None
-        if record.exc_info and record.exc_info[1] is not None:
-            message, quoted = record.getMessage(), str(record.exc_info[1])
-            if quoted and quoted in message:
-                message = f"[message left out, {record.filename}:{record.lineno}]"
-            record.msg = f"{message} {place(record.exc_info[1])}"
-            record.args = None
-        record.exc_info = record.exc_text = record.stack_info = None
-        return True
-
-
-def _numbers(args: object) -> bool:
-    return isinstance(args, tuple) and all(isinstance(value, int | float) for value in args)
+    return fields if isinstance(fields, Mapping) and ours(record.name) else {}

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import sys
 
-from jubako.telemetry.metrics import CODES, FAMILIES, NO_ALIAS, OTHER_CODE, PRIORITIES, UNKNOWN_ROUTE, Family
+from jubako.telemetry.metrics import (
+    CODES,
+    FAMILIES,
+    MAX_SERIES_AT_START,
+    NO_ALIAS,
+    OTHER_CODE,
+    PRIORITIES,
+    UNKNOWN_ROUTE,
+    Family,
+)
 from jubako.vocabulary import Outcome, Route
 
 _VALUES = {
@@ -49,8 +58,9 @@ def markdown() -> str:
             if family.buckets
         ),
         "",
-        "Every series is there from the start, as 0, so that the rate of a first event is right. Gauges are read when",
-        "they are scraped.",
+        "Every series is there from the start, as 0, so that the rate of a first event is right. The one exception:",
+        f"where `jubako_requests_total` would have more than {MAX_SERIES_AT_START} of them, as the release has",
+        "very many names, those with a name appear with their first request. Gauges are read when they are scraped.",
         "",
     ]
     return "\n".join(lines)
