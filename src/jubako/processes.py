@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+KILL_SECONDS = 5.0
+"""For killed processes to be gone; what the kernel holds longer is left to the warden."""
 _PR_SET_PDEATHSIG = 1
 _WARDEN = Path(__file__).with_name("warden.py")
 
@@ -43,7 +45,7 @@ def kill_descendants() -> None:
     for process in descendants:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
-    psutil.wait_procs(descendants, timeout=5)
+    psutil.wait_procs(descendants, timeout=KILL_SECONDS)
 
 
 def _cleans_up(process: psutil.Process) -> bool:

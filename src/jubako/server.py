@@ -34,6 +34,7 @@ from jubako.errors import StartupFault, Unavailable
 from jubako.gate import demo
 from jubako.life import Life, engine_lost, shutting_down
 from jubako.release import catalogue
+from jubako.sections import LifeSettings
 from jubako.settings import ADDRESS_VARIABLE
 from jubako.telemetry import logs
 from jubako.telemetry.metrics import REGISTRY, exposition
@@ -43,13 +44,18 @@ logger = logging.getLogger(__name__)
 
 TELL_SECONDS = 15.0
 """For callers in flight to take the error that ends their request: at once, but on a machine that stalls."""
-BOOKS_SECONDS = 20.0
-"""More than budgets, books and spans take to be closed."""
+BOOKS_SECONDS = 25.0
+"""For budgets, books and spans to be closed: four waits of five seconds at most, and a disk that takes its time."""
 WATCH_EVERY_SECONDS = 0.5
 VERIFIED_VARIABLE = "JUBAKO_VERIFIED"
 """Set by the arbiter for the worker: the digest of the release whose files it verified."""
 SAME_SIGNAL_SECONDS = 2.0
 """A signal that follows the first this soon is the same one, delivered again."""
+
+
+def grace_seconds(life: LifeSettings) -> float:
+    """How long after SIGTERM the process is gone, whatever hangs: an orchestrator must not kill it before."""
+    return life.drain_seconds + 2 * life.close_seconds + 2 * TELL_SECONDS + BOOKS_SECONDS + processes.KILL_SECONDS
 
 
 class Server:
@@ -271,8 +277,7 @@ class Server:
 
     async def _end(self, life: Life, signum: int) -> None:
         limits = self.settings.server.life
-        latest_seconds = limits.drain_seconds + 2 * TELL_SECONDS + BOOKS_SECONDS + 2 * limits.close_seconds
-        processes.exit_at_latest(latest_seconds, 1)
+        processes.exit_at_latest(grace_seconds(limits) - processes.KILL_SECONDS, 1)
         if self._engine is not None:
             self._engine.end_expected()
         life.begin_draining()
