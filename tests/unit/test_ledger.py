@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy.engine import Connection, Engine
 
-from jubako.books import database, journal
+from jubako.books import booking, database, journal
 from jubako.books.audit import Audit, AuditFault
 from jubako.books.books import Books
 from jubako.books.echo import Echo
@@ -399,6 +400,96 @@ def test_a_commit_whose_answer_was_lost_is_not_repeated(audit: Audit, tmp_path: 
     assert len(rows(engine, usage)) == 50
     assert sum(row["requests"] for row in rows(engine, usage_daily)) == 50
     ledger.close(10)
+
+
+@dataclass
+class Predecessor:
+    """A killed server's transaction that PostgreSQL still has to commit."""
+
+    audit: Audit
+    engine: Engine
+
+    def begins(self, connection: Connection) -> None:
+        """Take the audit for the first time, as `Ledger` does."""
+        values = {"journal": self.audit.journal, "sequence": 0, "hash": journal.Position().hash}
+        connection.execute(journals.insert(), [values])
+
+    def books(self, connection: Connection, count: int) -> None:
+        """The first lines."""
+        lines = audited(self.audit.folder)[:count]
+        mine = journals.c.journal == self.audit.journal
+        values = {"sequence": count, "hash": lines[-1]["hash"]}
+        assert connection.execute(journals.update().where(mine).values(values)).rowcount == 1
+        booking.book(connection, [booking.row(line) for line in lines])
+
+    def is_waited_for(self) -> bool:
+        """Whether the new server's statement stands behind ours."""
+        with self.engine.connect() as connection:
+            blocked = "SELECT count(*) FROM pg_stat_activity WHERE cardinality(pg_blocking_pids(pid)) > 0"
+            return bool(connection.exec_driver_sql(blocked).scalar())
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_predecessor_s_late_commit_is_started_from(
+    cluster: Postgres, audit: Audit, tmp_path: Path, first: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server was killed, its commit was not: the next one neither stops nor books anything twice."""
+    new = database.engine(database.url(cluster.url, tmp_path), cluster.password_file)
+    other = sa.create_engine(new.url, connect_args={"password": PASSWORD})
+    with other.begin() as connection:
+        connection.exec_driver_sql("DROP SCHEMA public CASCADE")
+        connection.exec_driver_sql("CREATE SCHEMA public")
+    database.migrate(new)
+    append(audit, 50)
+    old = Predecessor(audit, other)
+    ledger = Ledger(audit, new, row_days=None)
+    if not first:
+        with other.begin() as connection:
+            old.begins(connection)
+    with other.begin() as connection:
+        if first:
+            old.begins(connection)
+        old.books(connection, 30)
+        ledger.start()
+        until(old.is_waited_for, "the new ledger waits for the old one's commit")
+    caught_up(ledger)
+    assert_books_agree(new, audit.folder)
+    assert "ledger: the database moved on by itself" in caplog.text
+    assert "following again" in caplog.text
+    ledger.close(10)
+    other.dispose()
+
+
+def test_a_database_that_does_not_move_stops_the_ledger(audit: Audit, engine: Engine, ledger: Ledger) -> None:
+    """To start again helps once; a second time in one place is a fault that a person has to look at."""
+    database.migrate(engine)
+    with engine.begin() as connection:
+        for statement in UNMOVED[engine.dialect.name]:
+            connection.exec_driver_sql(statement)
+    append(audit, 5)
+    ledger.start()
+    until(lambda: ledger.state is LedgerState.STOPPED, "the ledger stops")
+    assert ledger.fault == "the database no longer says that line 0 was the last taken"
+    assert rows(engine, usage) == []
+
+
+UNMOVED = {
+    "sqlite": ["CREATE TRIGGER unmoved BEFORE UPDATE ON journals BEGIN SELECT RAISE(IGNORE); END"],
+    "postgresql": [
+        "CREATE FUNCTION unmoved() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+        "CREATE TRIGGER unmoved BEFORE UPDATE ON journals FOR EACH ROW EXECUTE FUNCTION unmoved()",
+    ],
+}
+"""Each update is taken, and does nothing."""
+
+
+def test_postgresql_ends_what_a_lost_client_would_hold(cluster: Postgres, tmp_path: Path) -> None:
+    """A statement, a wait for a lock, and a transaction of a client that says nothing more."""
+    made = database.engine(database.url(cluster.url, tmp_path), cluster.password_file)
+    with made.connect() as connection:
+        told = [connection.exec_driver_sql(f"SHOW {limit}").scalar() for limit in database.POSTGRESQL_LIMITS]
+    made.dispose()
+    assert told == ["30s"] * 3
 
 
 # -- kill -9

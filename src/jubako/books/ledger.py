@@ -46,8 +46,8 @@ class LedgerState(enum.StrEnum):
     """The audit or the database is not as it was left: a person has to look. Nothing more is booked until a restart."""
 
 
-class _Contradiction(Exception):
-    """The database does not fit the audit."""
+class _MovedOn(Exception):
+    """The database is not where we left it: what a killed predecessor had sent was committed only now, or worse."""
 
 
 class Ledger:
@@ -76,6 +76,10 @@ class Ledger:
         self._level_at = clock()
         self._state = LedgerState.WAITING
         self._fault = ""
+        self._waits_because = ""
+        """What was logged last of why it waits."""
+        self._disputed_after: int | None = None
+        """The line after which the database had moved on, unless something was booked since."""
         self._ending = threading.Event()
         self._abandoned = False
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
@@ -121,8 +125,10 @@ class Ledger:
             before = self._taken
             try:
                 self._follow()
-            except (BrokenJournal, StartupFault, _Contradiction) as error:
+            except (BrokenJournal, StartupFault) as error:
                 self._stop(str(error))
+            except _MovedOn as error:
+                self._start_again(str(error))
             except Exception as error:  # noqa: BLE001 - each kind is dealt with
                 self._misfortune(error)
             if self._state is not LedgerState.WAITING or self._ending.is_set():
@@ -160,6 +166,7 @@ class Ledger:
     def _start(self) -> Position:
         """Where the database says that this audit was left."""
         import sqlalchemy as sa
+        from sqlalchemy import exc
 
         from jubako.books.schema import journals
 
@@ -170,7 +177,10 @@ class Ledger:
                 return Position(int(row[0]), str(row[1]))
             start = Position()
             values = {"journal": self._audit.journal, "sequence": start.sequence, "hash": start.hash}
-            connection.execute(journals.insert(), [values])
+            try:
+                connection.execute(journals.insert(), [values])
+            except exc.IntegrityError:
+                raise _MovedOn("another transaction began this audit at the same moment") from None
         kept = files(self._audit.folder)
         if kept and kept[0].first > 1:
             logger.warning("ledger: new to this audit; it begins at line %d, the oldest that is kept", kept[0].first)
@@ -184,7 +194,7 @@ class Ledger:
         with self._engine.begin() as connection:
             self._advance(connection, before, after)
             booking.book(connection, rows)
-        self._taken = after.sequence
+        self._taken, self._disputed_after = after.sequence, None
         self._audit.prune(self._taken)
 
     def _advance(self, connection: Connection, before: Position, after: Position) -> None:
@@ -194,7 +204,7 @@ class Ledger:
         left = (journals.c.journal == self._audit.journal) & (journals.c.sequence == before.sequence)
         moved = connection.execute(journals.update().where(left).values(sequence=after.sequence, hash=after.hash))
         if moved.rowcount != 1:
-            raise _Contradiction(f"the database no longer says that line {before.sequence} was the last taken")
+            raise _MovedOn(f"the database no longer says that line {before.sequence} was the last taken")
 
     def _forget(self) -> None:
         """Delete some of the rows that are too old; looks for more at once while there are, else after a while."""
@@ -217,7 +227,19 @@ class Ledger:
         if self._state is not LedgerState.FOLLOWING:
             if self._fault:
                 logger.warning("ledger: following again, %d lines behind", self.lag)
-            self._state, self._fault = LedgerState.FOLLOWING, ""
+            self._state, self._fault, self._waits_because = LedgerState.FOLLOWING, "", ""
+
+    def _start_again(self, why: str) -> None:
+        """From what the database says now; the hashes of the chain guard what it says. Twice in one place is a fault.
+
+        A predecessor that was killed, or cut off, while the database still had its commit to do: our own statement
+        waited for that commit, and then found nothing to move.
+        """
+        if self._disputed_after == self._taken:
+            self._stop(why)
+        else:
+            self._disputed_after = self._taken
+            self._wait("the database moved on by itself, starting again from what it says", why)
 
     def _misfortune(self, error: Exception) -> None:
         """A database that is away is waited for; anything else is a fault that waiting does not mend."""
@@ -230,10 +252,13 @@ class Ledger:
         ):
             self._stop(f"{_first_line(error)} ({logs.place(error)})")
         else:
-            what = _first_line(error)
-            if not self._fault:
-                logger.error("ledger: the database cannot be used, the backlog stays in the audit's files: %s", what)
-            self._state, self._fault = LedgerState.WAITING, what
+            self._wait("the database cannot be used, the backlog stays in the audit's files", _first_line(error))
+
+    def _wait(self, because: str, why: str) -> None:
+        """Try again later; logged once for each cause in a row."""
+        if because != self._waits_because:
+            logger.error("ledger: %s: %s", because, why)
+        self._state, self._fault, self._waits_because = LedgerState.WAITING, why, because
 
     def _stop(self, why: str) -> None:
         self._state, self._fault = LedgerState.STOPPED, why
