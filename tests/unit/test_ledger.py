@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -192,18 +193,29 @@ def test_two_servers_book_into_one_database(tmp_path: Path, engine: Engine) -> N
     assert sum(row["requests"] for row in rows(engine, usage_daily)) == 800
 
 
-def test_lines_that_a_power_cut_could_take_are_not_booked(audit: Audit, engine: Engine, ledger: Ledger) -> None:
+def test_lines_that_a_power_cut_could_take_are_not_booked(
+    tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Or the database would be ahead of its own journal after it."""
+    monkeypatch.setattr("jubako.books.audit.SYNC_SECONDS", 3600)  # nothing is on disk but by our own `sync`
+    audit = opened(tmp_path / "audit")
     append(audit, 5)
+    ledger = Ledger(audit, engine, row_days=None)
     ledger.start()
     caught_up(ledger)
     durable = audit.durable
     audit.append(account(6))
+    rounds: list[int] = []
+    monkeypatch.setattr(ledger, "_forget", lambda: rounds.append(1))  # once a round that found nothing to book
+    until(lambda: len(rounds) >= 2, "the ledger looks, and looks again")
     assert audit.durable == durable
     assert ledger.lag == 1
+    assert len(rows(engine, usage)) == 5
     audit.sync()
     caught_up(ledger)
     assert len(rows(engine, usage)) == 6
+    ledger.close(10)
+    audit.close()
 
 
 def test_files_go_once_they_are_booked_and_not_before(audit: Audit, engine: Engine, ledger: Ledger) -> None:
@@ -306,6 +318,114 @@ def test_an_audit_that_was_cut_after_it_was_booked_is_noticed(audit: Audit, engi
 
 
 # -- a database that is away
+
+
+def test_a_start_without_the_database_knows_what_is_booked(
+    cluster: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is pending is not the whole history then."""
+    monkeypatch.setattr("jubako.books.ledger.FIRST_PAUSE_SECONDS", 0.05)
+    address = database.url(cluster.url, tmp_path)
+    engine = database.engine(address, cluster.password_file)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP SCHEMA public CASCADE")
+        connection.exec_driver_sql("CREATE SCHEMA public")
+    audit = opened(tmp_path / "audit")
+    append(audit, 200)
+    first = Ledger(audit, engine, row_days=None)
+    first.start()
+    caught_up(first)
+    first.close(10)
+    audit.close()
+    cluster.stop()
+    try:
+        audit = opened(tmp_path / "audit")
+        second = Ledger(audit, engine, row_days=None)
+        assert (second.lag, second.behind_seconds) == (0, 0)
+        second.start()
+        until(lambda: second.state is LedgerState.WAITING and bool(second.fault), "the ledger waits")
+        append(audit, 7, first=200)
+        assert second.lag == 7
+    finally:
+        cluster.start()
+    caught_up(second)
+    assert_books_agree(engine, audit.folder)
+    second.close(10)
+    audit.close()
+
+
+@pytest.mark.parametrize(
+    "note", ["", "7", "{}", '{"journal":"another","sequence":9}', '{"journal":"$","sequence":null}']
+)
+def test_a_note_of_what_is_booked_that_says_nothing_is_passed_over(audit: Audit, engine: Engine, note: str) -> None:
+    """It is one number on a panel, and no reason to refuse a start."""
+    append(audit, 9)
+    (audit.folder / "booked.json").write_text(note.replace("$", audit.journal))
+    ledger = Ledger(audit, engine, row_days=None)
+    assert ledger.lag == 9
+    ledger.start()
+    caught_up(ledger)
+    ledger.close(10)
+    assert journal.read_booked(audit.folder, audit.journal) == 9
+
+
+def test_a_note_of_what_is_booked_yields_to_the_database(audit: Audit, engine: Engine) -> None:
+    """A new database begins at the first line, whatever the last one had."""
+    database.migrate(engine)
+    append(audit, 9)
+    journal.write_booked(audit.folder, audit.journal, 9)
+    ledger = Ledger(audit, engine, row_days=None)
+    ledger.start()
+    until(lambda: len(rows(engine, journals)) == 1 and rows(engine, journals)[0]["sequence"] == 9, "all is booked")
+    ledger.close(10)
+    assert_books_agree(engine, audit.folder)
+
+
+# -- an audit's folder that is away
+
+
+def test_an_audit_that_cannot_be_read_is_not_taken_for_the_database(
+    audit: Audit, engine: Engine, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever reads the log looks in the right place; it is waited for all the same."""
+    append(audit, 9)
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "the/file")
+
+    monkeypatch.setattr("jubako.books.ledger.Reader", broken)
+    ledger.start()
+    until(lambda: ledger.state is LedgerState.WAITING and bool(ledger.fault), "the ledger waits")
+    assert ledger.fault == "the/file: Input/output error"
+    monkeypatch.undo()
+    caught_up(ledger)
+    assert "ledger: the audit cannot be read: the/file" in caplog.text
+    assert "the database cannot be used" not in caplog.text
+    assert len(rows(engine, usage)) == 9
+
+
+def test_a_folder_that_cannot_be_written_stops_no_booking(
+    audit: Audit, engine: Engine, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The database has everything, the log says why old files stay, and they go as soon as they can."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "head.json.new")
+
+    append(audit, 500)
+    monkeypatch.setattr(audit, "prune", full)
+    ledger.start()
+    caught_up(ledger)
+    append(audit, 500, first=500)
+    caught_up(ledger)
+    assert ledger.fault == ""
+    assert len(rows(engine, usage)) == 1000
+    assert len(journal.files(audit.folder)) > 5
+    assert caplog.text.count("head.json.new: No space left on device; old audit files stay") == 1
+    assert "database" not in caplog.text
+    monkeypatch.undo()
+    until(lambda: len(journal.files(audit.folder)) == 2, "old files are removed")
+    until(lambda: "can be written again" in caplog.text, "the log says so")
 
 
 def test_a_locked_database_is_waited_for(audit: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

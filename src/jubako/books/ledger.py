@@ -11,11 +11,11 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from jubako.books.journal import BrokenJournal, Position, Reader, files
+from jubako.books.journal import BrokenJournal, Position, Reader, files, read_booked, write_booked
 from jubako.errors import StartupFault
 from jubako.telemetry import logs
 
@@ -41,13 +41,17 @@ class LedgerState(enum.StrEnum):
 
     FOLLOWING = "following"
     WAITING = "waiting"
-    """The database cannot be reached or is busy; the backlog grows in the audit's files."""
+    """The database cannot be reached or is busy, or the audit not be read; the backlog grows in the audit's files."""
     STOPPED = "stopped"
     """The audit or the database is not as it was left: a person has to look. Nothing more is booked until a restart."""
 
 
 class _MovedOn(Exception):
     """The database is not where we left it: what a killed predecessor had sent was committed only now, or worse."""
+
+
+class _UnreadableAudit(Exception):
+    """The operating system does not give us the audit's files now; says where and why."""
 
 
 class Ledger:
@@ -72,7 +76,10 @@ class Ledger:
         self._now = now
         self._forget_at = clock()
         self._forgotten = 0
-        self._taken = 0
+        self._taken = read_booked(audit.folder, audit.journal)
+        """A note of the last server's, until the database has been asked."""
+        self._unwritable = False
+        """Whether the audit's folder could not be changed after the last batch."""
         self._level_at = clock()
         self._state = LedgerState.WAITING
         self._fault = ""
@@ -109,7 +116,7 @@ class Ledger:
 
     @property
     def lag(self) -> int:
-        """Lines that are written and not yet booked."""
+        """Lines that are written and not yet booked; before the database has answered, as the last server knew it."""
         return max(self._audit.position.sequence - self._taken, 0)
 
     @property
@@ -129,6 +136,8 @@ class Ledger:
                 self._stop(str(error))
             except _MovedOn as error:
                 self._start_again(str(error))
+            except _UnreadableAudit as error:
+                self._wait("the audit cannot be read", str(error))
             except Exception as error:  # noqa: BLE001 - each kind is dealt with
                 self._misfortune(error)
             if self._state is not LedgerState.WAITING or self._ending.is_set():
@@ -143,13 +152,14 @@ class Ledger:
         database.migrate(self._engine)
         start = self._start()
         self._taken = start.sequence
-        with closing(Reader(self._audit.folder, self._audit.journal, start)) as reader:
+        with closing(self._reader(start)) as reader:
             while not self._abandoned:
                 begun = self._clock()
                 before = reader.position
                 # Not beyond what is on disk: a power cut must not leave the ledger with lines that the audit lost.
                 durable = self._audit.durable.sequence
-                lines = reader.read(durable)
+                with _of_the_audit():
+                    lines = reader.read(durable)
                 if lines:
                     self._take(lines, before, reader.position)
                 self._recovered()
@@ -157,11 +167,17 @@ class Ledger:
                     self._level_at = begun
                     if self._ending.is_set():
                         return
+                    if self._unwritable:
+                        self._tidy()
                     self._forget()
                     self._ending.wait(POLL_SECONDS)
                 else:
                     # Catching up takes half the time at most: the interpreter's lock is the token path's too.
                     self._ending.wait(self._clock() - begun)
+
+    def _reader(self, start: Position) -> Reader:
+        with _of_the_audit():
+            return Reader(self._audit.folder, self._audit.journal, start)
 
     def _start(self) -> Position:
         """Where the database says that this audit was left."""
@@ -181,7 +197,8 @@ class Ledger:
                 connection.execute(journals.insert(), [values])
             except exc.IntegrityError:
                 raise _MovedOn("another transaction began this audit at the same moment") from None
-        kept = files(self._audit.folder)
+        with _of_the_audit():
+            kept = files(self._audit.folder)
         if kept and kept[0].first > 1:
             logger.warning("ledger: new to this audit; it begins at line %d, the oldest that is kept", kept[0].first)
         return start
@@ -195,7 +212,7 @@ class Ledger:
             self._advance(connection, before, after)
             booking.book(connection, rows)
         self._taken, self._disputed_after = after.sequence, None
-        self._audit.prune(self._taken)
+        self._tidy()
 
     def _advance(self, connection: Connection, before: Position, after: Position) -> None:
         """Move the line up to which the audit is taken; it must be where we left it."""
@@ -205,6 +222,20 @@ class Ledger:
         moved = connection.execute(journals.update().where(left).values(sequence=after.sequence, hash=after.hash))
         if moved.rowcount != 1:
             raise _MovedOn(f"the database no longer says that line {before.sequence} was the last taken")
+
+    def _tidy(self) -> None:
+        """Remove files that are booked, and note how far that is. A folder that cannot be changed stops no booking."""
+        try:
+            self._audit.prune(self._taken)
+            write_booked(self._audit.folder, self._audit.journal, self._taken)
+        except OSError as error:
+            if not self._unwritable:
+                logger.error("ledger: %s: %s; old audit files stay until it can be written", *_where(error))
+            self._unwritable = True
+        else:
+            if self._unwritable:
+                logger.warning("ledger: the audit's folder can be written again")
+            self._unwritable = False
 
     def _forget(self) -> None:
         """Delete some of the rows that are too old; looks for more at once while there are, else after a while."""
@@ -269,3 +300,16 @@ def _first_line(error: Exception) -> str:
     """What the driver says, without SQLAlchemy's copy of the statement."""
     origin: Any = getattr(error, "orig", None) or error
     return (str(origin).strip() or type(origin).__name__).splitlines()[0]
+
+
+@contextmanager
+def _of_the_audit() -> Iterator[None]:
+    """Tell an `OSError` of the audit's files from those of the way to the database."""
+    try:
+        yield
+    except OSError as error:
+        raise _UnreadableAudit(": ".join(_where(error))) from None
+
+
+def _where(error: OSError) -> tuple[str, str]:
+    return str(error.filename or "the audit's folder"), error.strerror or str(error)
