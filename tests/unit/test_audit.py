@@ -33,6 +33,12 @@ def faults(folder: Path) -> list[str]:
     return list(verify_folder(folder, Verification()))
 
 
+@pytest.fixture(autouse=True)
+def no_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is synced but by a test's own `sync`, however slow the machine is between two of its lines."""
+    monkeypatch.setattr("jubako.books.audit.SYNC_SECONDS", 3600)
+
+
 def lines(folder: Path) -> list[bytes]:
     """Every line of the journal."""
     return b"".join(one.path.read_bytes() for one in journal.files(folder)).splitlines(keepends=True)
