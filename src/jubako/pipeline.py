@@ -30,7 +30,7 @@ from jubako.errors import BodyTimeout, ClientGone, DeadlineExceeded, InternalErr
 from jubako.gate.admission.admission import Admission
 from jubako.gate.authentication import Authenticator, require
 from jubako.gate.budgets.port import Budgets, Reservation
-from jubako.life import Lease, Life
+from jubako.life import Lease, Life, shutting_down
 from jubako.sections import StreamSettings
 from jubako.telemetry import logs
 from jubako.vocabulary import Call, Demand, Document, Outcome, Principal, Route, Scope, Usage
@@ -47,7 +47,7 @@ SCOPES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Passage:
     """One request on its way: what the caller hears, what can interrupt it, what will be told of it."""
 
@@ -72,6 +72,8 @@ class Pipeline:
     """Of this process: caches live no longer than it does, and no other process shares them."""
     _reserved: dict[str, tuple[Reservation, Usage]] = field(default_factory=dict)
     """Of requests that are under way, by their id in the engine, with what they used so far."""
+    _under_way: set[_Passage] = field(default_factory=set)
+    """Every request from its first step to its last byte."""
     _settling: set[asyncio.Future[None]] = field(default_factory=set)
 
     def serve(self, engine: Engine, admission: Admission) -> None:
@@ -99,6 +101,7 @@ class Pipeline:
         with logs.request(exchange.request_id), self.life.lease(exchange.request_id) as lease:
             entry = Entry(exchange.request_id, exchange.started_at, exchange.header("traceparent"))
             passage = _Passage(exchange, lease, entry)
+            self._under_way.add(passage)
             try:
                 exchange.require_sound_headers()
                 match = routes.match(exchange.method, exchange.path)
@@ -111,6 +114,8 @@ class Pipeline:
                 await self._dispatch(passage, match, principal)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the last line of defence
                 await self._end(passage, error)
+            finally:
+                self._under_way.discard(passage)
 
     def _account(self, passage: _Passage, outcome: Outcome, code: str = "", *, status: int = 200) -> None:
         """Put the end on record, unless one is; raises `Unavailable` if that cannot be done.
@@ -120,6 +125,13 @@ class Pipeline:
         """
         passage.lease.conclude()
         self.accounts.tell(passage.entry, outcome, code, status, sent_status=passage.exchange.status)
+
+    def _account_for(self, passage: _Passage, refusal: Refusal | ClientGone) -> None:
+        """Put an end on record that is not the reply's own; raises `Unavailable` if that cannot be done."""
+        if isinstance(refusal, ClientGone):
+            self._account(passage, Outcome.CANCELLED, status=CLIENT_CLOSED)
+        else:
+            self._account(passage, _outcome(passage, refusal), refusal.code, status=refusal.status)
 
     def _completed(self, passage: _Passage) -> None:
         self._account(passage, Outcome.LENGTH if passage.entry.usage.cut else Outcome.COMPLETED)
@@ -144,14 +156,14 @@ class Pipeline:
             refusal = InternalError("The server had an internal error.")
         if isinstance(refusal, ClientGone):
             with suppress(Refusal):
-                self._account(passage, Outcome.CANCELLED, status=CLIENT_CLOSED)
+                self._account_for(passage, refusal)
             await self._without_waiting(exchange.abandon(), lease)
             return
         if isinstance(refusal, InternalError):
             # Not with a traceback: it would quote the message, and with it perhaps a prompt.
             logger.error("request %s failed: %s", exchange.request_id, logs.place(error.__cause__ or error))
         try:
-            self._account(passage, _outcome(passage, refusal), refusal.code, status=refusal.status)
+            self._account_for(passage, refusal)
         except Refusal as unrecorded:
             refusal = unrecorded
         await self._without_waiting(exchange.refuse(refusal), lease)
@@ -173,13 +185,18 @@ class Pipeline:
             self._admission.close(cause)
 
     async def settled(self) -> None:
-        """End every reservation, and wait until the budgets' store has it.
+        """End every reservation, put every request on record, and wait until the budgets' store has the former.
 
-        For the end of the process: a request that is under way all the same is booked with what it used so far, as far
-        as that is known. Nothing that was generated is given back.
+        For the end of the process: a request that is under way all the same is booked and told with what it used so
+        far, as far as that is known. Nothing that was generated is given back.
         """
         for request_id in list(self._reserved):
             self._settle(request_id)
+        for passage in self._under_way:
+            passage.lease.interrupt(shutting_down())
+            if passage.lease.cause is not None:  # else it has had its end, and only its last bytes are on their way
+                with suppress(Refusal):
+                    self._account_for(passage, passage.lease.cause)
         while self._settling:
             await asyncio.wait(self._settling)
 

@@ -270,7 +270,7 @@ class Server:
             self._ending = asyncio.create_task(self._end(life, signum), name="server-end")
 
     async def _settle_in_time(self, life: Life) -> None:
-        """Before the process is ended: what a request used that does not end in time is booked all the same."""
+        """Before the process is ended: a request that does not end in time is booked and on record all the same."""
         await life.settled(TELL_SECONDS / 2)
         if self._assembly is not None:
             await self._assembly.pipeline.settled()

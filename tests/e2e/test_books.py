@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -48,6 +49,8 @@ TENANTS = ("red", "blue", "base-only", "hasty", "three-a-minute", "one-at-a-time
 SEED = 4
 REQUESTS = 220
 AT_ONCE = 48
+EXECUTOR_THREADS = min(32, (os.cpu_count() or 1) + 4)
+"""Of asyncio's own, which starts them one by one as it needs them and keeps them: they are no leak."""
 
 
 @dataclass(frozen=True)
@@ -106,14 +109,16 @@ def test_a_mixed_load_is_counted_once_by_all_who_count(booked: Booked) -> None:
             booked.database.stop()
         elif count == 3 * REQUESTS // 4:
             found = samples(server)
-            behind.append(found["jubako_ledger_pending_records"])
+            behind[:] = found["jubako_ledger_pending_records"], found["jubako_ledger_lag_seconds"]
             assert found["jubako_audit_healthy"] == 1
             booked.database.start()
 
     asyncio.run(mixed_load.ask_all(server.url, keys, requests, at_once=AT_ONCE, arrived=arrived))
     await_rest(server)
     lines, moved = books.audit[first:], before.since()
-    assert behind == [] or behind[0] > REQUESTS / 4
+    # How many of the load's requests left before they were on record, and are not pending, is chance.
+    assert all(one > 0 for one in behind)
+    assert len(behind) == (0 if booked.database is None else 2)
     sent = {one.request_id: one for one in requests}
     assert {line["request_id"] for line in lines} <= sent.keys()
     assert_each_once(requests, lines)
@@ -137,7 +142,7 @@ def test_a_mixed_load_is_counted_once_by_all_who_count(booked: Booked) -> None:
     until(
         lambda: not [one for one in worker.net_connections() if one.status == psutil.CONN_CLOSE_WAIT], "sockets close"
     )
-    assert worker.num_threads() <= threads + 2
+    assert worker.num_threads() <= threads + EXECUTOR_THREADS + 2
 
 
 def test_a_ledger_has_the_days_of_its_rows(booked: Booked) -> None:
@@ -212,15 +217,20 @@ def test_a_prometheus_scrapes_the_server(booked: Booked, tmp_path: Path) -> None
 def test_nothing_that_was_said_is_anywhere(booked: Booked) -> None:
     """Not in a log, a metric, a span, the audit, a database or an error that somebody else gets."""
     server = booked.server
+    dropped = samples(server)["jubako_spans_dropped_total"]
     with Canaries(server.url, booked.keys.of("red")) as canaries:
         canaries.sing()
         others = canaries.answers_of_others()
     assert canaries.successes > 10
     assert canaries.refusals > 10
     await_rest(server)
-    traced = len(booked.collector.spans)
-    until(lambda: any(b"silence" in r.SerializeToString() for r in booked.collector.requests), "the spans came", 20)
-    assert traced
+    # Spans come in the order in which their requests ended: when this one's are there, all are.
+    last = "6f1c2d3e4b5a69788796a5b4c3d2e1f0"
+    assert ask(booked, "silence-last", traceparent=f"00-{last}-00f067aa0ba902b7-01").status_code == httpx.codes.OK
+    until(lambda: any(span.trace_id.hex() == last for span in booked.collector.spans), "the spans came", 60)
+    assert samples(server)["jubako_spans_dropped_total"] == dropped
+    traced = {str(attributes(span).get("jubako.request.id")) for span in booked.collector.spans}
+    assert sum(one.startswith("silence-") for one in traced) > canaries.successes
     told: dict[str, bytes] = {
         "log": server.log_file.read_bytes(),
         "metrics": httpx.get(f"{server.url}/metrics", timeout=30).content,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import errno
 import hashlib
 import json
@@ -10,6 +11,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -31,6 +33,12 @@ from tests.accounts import STARTED_AT, account, opened, written
 def faults(folder: Path) -> list[str]:
     """What verification says."""
     return list(verify_folder(folder, Verification()))
+
+
+@pytest.fixture(autouse=True)
+def no_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is synced but by a test's own `sync`, however slow the machine is between two of its lines."""
+    monkeypatch.setattr("jubako.books.audit.SYNC_SECONDS", 3600)
 
 
 def lines(folder: Path) -> list[bytes]:
@@ -262,6 +270,45 @@ def test_a_journal_can_be_verified_while_it_is_written(tmp_path: Path) -> None:
     audit.close()
 
 
+@pytest.mark.parametrize("opens", [0, 1, 2, 4])
+def test_files_that_are_removed_under_verification_are_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opens: int
+) -> None:
+    """Between the head and the list of files, or between two files: they were booked, and the head says so."""
+    audit = opened(tmp_path, file_bytes=8192, keep_files=2)
+    for number in range(60):
+        audit.append(account(number))
+    audit.sync()
+    assert len(journal.files(tmp_path)) >= 5
+    opened_so_far = 0
+    list_files, reading = journal.files, journal.reading
+
+    def remove() -> None:
+        for number in range(60, 120):
+            audit.append(account(number))
+        audit.sync()
+        monkeypatch.setattr(journal, "files", list_files)
+        audit.prune(120)
+
+    def listed(folder: Path) -> list[journal.JournalFile]:
+        remove()
+        return list_files(folder)
+
+    def read(path: Path) -> contextlib.AbstractContextManager[int]:
+        nonlocal opened_so_far
+        opened_so_far += 1
+        if opened_so_far == opens:
+            remove()
+        return reading(path)
+
+    monkeypatch.setattr(journal, "files" if opens == 0 else "reading", listed if opens == 0 else read)
+    assert faults(tmp_path) == []
+    assert len(list_files(tmp_path)) == 2
+    audit.close()
+    list_files(tmp_path)[0].path.unlink()
+    assert "are missing before it" in faults(tmp_path)[0]
+
+
 def test_a_clock_that_is_set_back_breaks_nothing(tmp_path: Path) -> None:
     """The order is the sequence; a time is what the clock said then."""
     audit = opened(tmp_path)
@@ -277,6 +324,54 @@ def test_a_clock_that_is_set_back_breaks_nothing(tmp_path: Path) -> None:
     ]
     assert faults(tmp_path) == []
     opened(tmp_path).close()
+
+
+# -- the end
+
+
+def test_what_comes_after_the_end_is_a_fault_and_touches_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The number of its file may be another file's by then, and the folder another server's."""
+    audit = opened(tmp_path / "audit", file_bytes=1, keep_files=1)
+    for number in range(3):
+        audit.append(account(number))
+    audit.close()
+    audit.close()
+    before = {path.name: path.read_bytes() for path in audit.folder.iterdir()}
+    with (tmp_path / "other").open("wb", buffering=0), pytest.raises(AuditFault, match="is closed"):
+        audit.append(account(3))
+    audit.prune(3)
+    audit.sync()
+    assert {path.name: path.read_bytes() for path in audit.folder.iterdir()} == before
+    assert (tmp_path / "other").read_bytes() == b""
+    assert "audit: not recorded (the audit is closed): request=request-3 " in caplog.text
+    assert audit.unrecorded == 1
+    opened(audit.folder).close()
+
+
+def test_an_end_in_the_middle_of_lines_breaks_none_of_them(tmp_path: Path) -> None:
+    """Each line is on record or refused; those on record are whole and in their place."""
+    for turn in range(20):
+        audit = opened(tmp_path / str(turn), file_bytes=4096, keep_files=100)
+        recorded = 0
+        begun = threading.Event()
+
+        def write(audit: Audit = audit, begun: threading.Event = begun) -> None:
+            nonlocal recorded
+            with contextlib.suppress(AuditFault):
+                while True:
+                    audit.append(account(recorded))
+                    recorded += 1
+                    begun.set()
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        begun.wait()
+        audit.close()
+        writer.join()
+        assert len(lines(audit.folder)) == recorded
+        assert faults(audit.folder) == []
 
 
 # -- files

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -15,6 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy.engine import Connection, Engine
 
-from jubako.books import database, journal
+from jubako.books import booking, database, journal
 from jubako.books.audit import Audit, AuditFault
 from jubako.books.books import Books
 from jubako.books.echo import Echo
@@ -191,18 +193,29 @@ def test_two_servers_book_into_one_database(tmp_path: Path, engine: Engine) -> N
     assert sum(row["requests"] for row in rows(engine, usage_daily)) == 800
 
 
-def test_lines_that_a_power_cut_could_take_are_not_booked(audit: Audit, engine: Engine, ledger: Ledger) -> None:
+def test_lines_that_a_power_cut_could_take_are_not_booked(
+    tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Or the database would be ahead of its own journal after it."""
+    monkeypatch.setattr("jubako.books.audit.SYNC_SECONDS", 3600)  # nothing is on disk but by our own `sync`
+    audit = opened(tmp_path / "audit")
     append(audit, 5)
+    ledger = Ledger(audit, engine, row_days=None)
     ledger.start()
     caught_up(ledger)
     durable = audit.durable
     audit.append(account(6))
+    rounds: list[int] = []
+    monkeypatch.setattr(ledger, "_forget", lambda: rounds.append(1))  # once a round that found nothing to book
+    until(lambda: len(rounds) >= 2, "the ledger looks, and looks again")
     assert audit.durable == durable
     assert ledger.lag == 1
+    assert len(rows(engine, usage)) == 5
     audit.sync()
     caught_up(ledger)
     assert len(rows(engine, usage)) == 6
+    ledger.close(10)
+    audit.close()
 
 
 def test_files_go_once_they_are_booked_and_not_before(audit: Audit, engine: Engine, ledger: Ledger) -> None:
@@ -307,6 +320,114 @@ def test_an_audit_that_was_cut_after_it_was_booked_is_noticed(audit: Audit, engi
 # -- a database that is away
 
 
+def test_a_start_without_the_database_knows_what_is_booked(
+    cluster: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is pending is not the whole history then."""
+    monkeypatch.setattr("jubako.books.ledger.FIRST_PAUSE_SECONDS", 0.05)
+    address = database.url(cluster.url, tmp_path)
+    engine = database.engine(address, cluster.password_file)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP SCHEMA public CASCADE")
+        connection.exec_driver_sql("CREATE SCHEMA public")
+    audit = opened(tmp_path / "audit")
+    append(audit, 200)
+    first = Ledger(audit, engine, row_days=None)
+    first.start()
+    caught_up(first)
+    first.close(10)
+    audit.close()
+    cluster.stop()
+    try:
+        audit = opened(tmp_path / "audit")
+        second = Ledger(audit, engine, row_days=None)
+        assert (second.lag, second.behind_seconds) == (0, 0)
+        second.start()
+        until(lambda: second.state is LedgerState.WAITING and bool(second.fault), "the ledger waits")
+        append(audit, 7, first=200)
+        assert second.lag == 7
+    finally:
+        cluster.start()
+    caught_up(second)
+    assert_books_agree(engine, audit.folder)
+    second.close(10)
+    audit.close()
+
+
+@pytest.mark.parametrize(
+    "note", ["", "7", "{}", '{"journal":"another","sequence":9}', '{"journal":"$","sequence":null}']
+)
+def test_a_note_of_what_is_booked_that_says_nothing_is_passed_over(audit: Audit, engine: Engine, note: str) -> None:
+    """It is one number on a panel, and no reason to refuse a start."""
+    append(audit, 9)
+    (audit.folder / "booked.json").write_text(note.replace("$", audit.journal))
+    ledger = Ledger(audit, engine, row_days=None)
+    assert ledger.lag == 9
+    ledger.start()
+    caught_up(ledger)
+    ledger.close(10)
+    assert journal.read_booked(audit.folder, audit.journal) == 9
+
+
+def test_a_note_of_what_is_booked_yields_to_the_database(audit: Audit, engine: Engine) -> None:
+    """A new database begins at the first line, whatever the last one had."""
+    database.migrate(engine)
+    append(audit, 9)
+    journal.write_booked(audit.folder, audit.journal, 9)
+    ledger = Ledger(audit, engine, row_days=None)
+    ledger.start()
+    until(lambda: len(rows(engine, journals)) == 1 and rows(engine, journals)[0]["sequence"] == 9, "all is booked")
+    ledger.close(10)
+    assert_books_agree(engine, audit.folder)
+
+
+# -- an audit's folder that is away
+
+
+def test_an_audit_that_cannot_be_read_is_not_taken_for_the_database(
+    audit: Audit, engine: Engine, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever reads the log looks in the right place; it is waited for all the same."""
+    append(audit, 9)
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "the/file")
+
+    monkeypatch.setattr("jubako.books.ledger.Reader", broken)
+    ledger.start()
+    until(lambda: ledger.state is LedgerState.WAITING and bool(ledger.fault), "the ledger waits")
+    assert ledger.fault == "the/file: Input/output error"
+    monkeypatch.undo()
+    caught_up(ledger)
+    assert "ledger: the audit cannot be read: the/file" in caplog.text
+    assert "the database cannot be used" not in caplog.text
+    assert len(rows(engine, usage)) == 9
+
+
+def test_a_folder_that_cannot_be_written_stops_no_booking(
+    audit: Audit, engine: Engine, ledger: Ledger, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The database has everything, the log says why old files stay, and they go as soon as they can."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "head.json.new")
+
+    append(audit, 500)
+    monkeypatch.setattr(audit, "prune", full)
+    ledger.start()
+    caught_up(ledger)
+    append(audit, 500, first=500)
+    caught_up(ledger)
+    assert ledger.fault == ""
+    assert len(rows(engine, usage)) == 1000
+    assert len(journal.files(audit.folder)) > 5
+    assert caplog.text.count("head.json.new: No space left on device; old audit files stay") == 1
+    assert "database" not in caplog.text
+    monkeypatch.undo()
+    until(lambda: len(journal.files(audit.folder)) == 2, "old files are removed")
+    until(lambda: "can be written again" in caplog.text, "the log says so")
+
+
 def test_a_locked_database_is_waited_for(audit: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests go on meanwhile, the lag can be read, and then everything is booked."""
     monkeypatch.setattr(database, "SQLITE_BUSY_SECONDS", 0.1)
@@ -399,6 +520,96 @@ def test_a_commit_whose_answer_was_lost_is_not_repeated(audit: Audit, tmp_path: 
     assert len(rows(engine, usage)) == 50
     assert sum(row["requests"] for row in rows(engine, usage_daily)) == 50
     ledger.close(10)
+
+
+@dataclass
+class Predecessor:
+    """A killed server's transaction that PostgreSQL still has to commit."""
+
+    audit: Audit
+    engine: Engine
+
+    def begins(self, connection: Connection) -> None:
+        """Take the audit for the first time, as `Ledger` does."""
+        values = {"journal": self.audit.journal, "sequence": 0, "hash": journal.Position().hash}
+        connection.execute(journals.insert(), [values])
+
+    def books(self, connection: Connection, count: int) -> None:
+        """The first lines."""
+        lines = audited(self.audit.folder)[:count]
+        mine = journals.c.journal == self.audit.journal
+        values = {"sequence": count, "hash": lines[-1]["hash"]}
+        assert connection.execute(journals.update().where(mine).values(values)).rowcount == 1
+        booking.book(connection, [booking.row(line) for line in lines])
+
+    def is_waited_for(self) -> bool:
+        """Whether the new server's statement stands behind ours."""
+        with self.engine.connect() as connection:
+            blocked = "SELECT count(*) FROM pg_stat_activity WHERE cardinality(pg_blocking_pids(pid)) > 0"
+            return bool(connection.exec_driver_sql(blocked).scalar())
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_predecessor_s_late_commit_is_started_from(
+    cluster: Postgres, audit: Audit, tmp_path: Path, first: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server was killed, its commit was not: the next one neither stops nor books anything twice."""
+    new = database.engine(database.url(cluster.url, tmp_path), cluster.password_file)
+    other = sa.create_engine(new.url, connect_args={"password": PASSWORD})
+    with other.begin() as connection:
+        connection.exec_driver_sql("DROP SCHEMA public CASCADE")
+        connection.exec_driver_sql("CREATE SCHEMA public")
+    database.migrate(new)
+    append(audit, 50)
+    old = Predecessor(audit, other)
+    ledger = Ledger(audit, new, row_days=None)
+    if not first:
+        with other.begin() as connection:
+            old.begins(connection)
+    with other.begin() as connection:
+        if first:
+            old.begins(connection)
+        old.books(connection, 30)
+        ledger.start()
+        until(old.is_waited_for, "the new ledger waits for the old one's commit")
+    caught_up(ledger)
+    assert_books_agree(new, audit.folder)
+    assert "ledger: the database moved on by itself" in caplog.text
+    assert "following again" in caplog.text
+    ledger.close(10)
+    other.dispose()
+
+
+def test_a_database_that_does_not_move_stops_the_ledger(audit: Audit, engine: Engine, ledger: Ledger) -> None:
+    """To start again helps once; a second time in one place is a fault that a person has to look at."""
+    database.migrate(engine)
+    with engine.begin() as connection:
+        for statement in UNMOVED[engine.dialect.name]:
+            connection.exec_driver_sql(statement)
+    append(audit, 5)
+    ledger.start()
+    until(lambda: ledger.state is LedgerState.STOPPED, "the ledger stops")
+    assert ledger.fault == "the database no longer says that line 0 was the last taken"
+    assert rows(engine, usage) == []
+
+
+UNMOVED = {
+    "sqlite": ["CREATE TRIGGER unmoved BEFORE UPDATE ON journals BEGIN SELECT RAISE(IGNORE); END"],
+    "postgresql": [
+        "CREATE FUNCTION unmoved() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+        "CREATE TRIGGER unmoved BEFORE UPDATE ON journals FOR EACH ROW EXECUTE FUNCTION unmoved()",
+    ],
+}
+"""Each update is taken, and does nothing."""
+
+
+def test_postgresql_ends_what_a_lost_client_would_hold(cluster: Postgres, tmp_path: Path) -> None:
+    """A statement, a wait for a lock, and a transaction of a client that says nothing more."""
+    made = database.engine(database.url(cluster.url, tmp_path), cluster.password_file)
+    with made.connect() as connection:
+        told = [connection.exec_driver_sql(f"SHOW {limit}").scalar() for limit in database.POSTGRESQL_LIMITS]
+    made.dispose()
+    assert told == ["30s"] * 3
 
 
 # -- kill -9

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from jubako import pipeline as pipeline_module
-from jubako.errors import Busy, DeadlineExceeded, InternalError, InvalidRequest, QuotaExhausted, Refusal
+from jubako.errors import Busy, ClientGone, DeadlineExceeded, InternalError, InvalidRequest, QuotaExhausted, Refusal
 from jubako.life import Life, engine_lost, shutting_down
-from jubako.vocabulary import Budget, Rate, Rates, Scope
+from jubako.vocabulary import Budget, Outcome, Rate, Rates, Scope
 from tests.budget_stores import Clock, StoreUnderTest
-from tests.caller import CHAT, Caller, NoBudgets, OneKey, ended, policy, ready_pipeline
+from tests.caller import CHAT, Caller, NoBooks, NoBudgets, OneKey, ended, policy, ready_pipeline
 from tests.scripted_engine import DONE, ScriptedEngine, event, hangs, raises, says, streams, swallows_cancellation
 
 CANARY = "the-canary-sings-at-dawn"
@@ -358,20 +358,89 @@ async def test_a_whole_reply_tells_of_the_limits_after_it_and_a_stream_before(st
     assert (caller.status, caller.headers["x-ratelimit-remaining-tokens"]) == (503, "100")
 
 
+class Unending(ScriptedEngine):
+    """One whose requests do not end before `ends` is set, whatever is asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__(hangs())
+        self.ends = asyncio.Event()
+
+    async def abort(self, request_id: str) -> None:
+        await super().abort(request_id)
+        await self.ends.wait()
+
+
+@pytest.mark.parametrize(
+    ("cause", "told"),
+    [
+        (shutting_down, (Outcome.FAILED, "draining", 503)),
+        (engine_lost, (Outcome.FAILED, "engine_unavailable", 503)),
+        (ClientGone, (Outcome.CANCELLED, "", 499)),
+        (lambda: DeadlineExceeded("late"), (Outcome.DEADLINE, "deadline_exceeded", 504)),
+        (None, (Outcome.FAILED, "draining", 503)),
+    ],
+    ids=["drain", "engine", "caller", "deadline", "none"],
+)
+async def test_a_request_that_outlives_the_end_is_on_record_once(cause: Any, told: tuple[Outcome, str, int]) -> None:
+    """With what the budgets have of it, and why it ended; what becomes of it afterwards is not told again."""
+    engine, books, budgets, life = Unending(), NoBooks(), NoBudgets(), Life()
+    life.become_ready()
+    pipeline = ready_pipeline(engine, budgets=budgets, books=books, life=life)
+    caller = Caller(ASKED)
+    task = caller.begin(pipeline)
+    await engine.asked.wait()
+    engine.calls[0].usage.prompt_tokens, engine.calls[0].usage.generated_tokens = 20, 3
+    if cause is not None:
+        life.interrupt_all(cause)
+    assert not await life.settled(0.05)
+    for _ in range(2):
+        await pipeline.settled()
+        (account,) = books.accounts
+        assert (account.outcome, account.code, account.status) == told
+        assert budgets.ended == [account.usage.tokens] == [23]
+    engine.ends.set()
+    await ended(task)
+    assert len(books.accounts) == 1
+    if cause is None:
+        assert (caller.status, caller.error["code"]) == (503, "draining")
+
+
+async def test_a_request_that_never_came_to_the_engine_is_on_record_at_the_end() -> None:
+    """Nothing is reserved yet while its body is on its way."""
+    books = NoBooks()
+    pipeline = ready_pipeline(ScriptedEngine(), books=books)
+    caller = Caller(body_follows=True)
+    task = caller.begin(pipeline)
+    while not pipeline.life.in_flight:
+        await asyncio.sleep(0)
+    await pipeline.settled()
+    (account,) = books.accounts
+    assert (account.outcome, account.code, account.usage.tokens) == (Outcome.FAILED, "draining", 0)
+    await task
+    assert caller.error["code"] == "draining"
+    assert len(books.accounts) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_has_its_end_keeps_it_at_the_end(stream: bool) -> None:
+    """Only its last bytes are on their way: its caller gets them."""
+    books = NoBooks()
+    pipeline = ready_pipeline(ScriptedEngine(streams(event("a"), DONE) if stream else says({})), books=books)
+    ends: list[asyncio.Future[None]] = []
+    books.on_record = lambda: ends.append(asyncio.ensure_future(pipeline.settled()))
+    caller = await Caller({**ASKED, "stream": stream}).call(pipeline)
+    await asyncio.gather(*ends)
+    assert (caller.status, caller.ended) == (200, True)
+    assert [account.outcome for account in books.accounts] == [Outcome.COMPLETED]
+    assert b"error" not in caller.body
+
+
 async def test_the_end_of_the_process_books_what_a_request_used_that_does_not_end(tmp_path: Path) -> None:
     """What was generated is not given back with the rest that the process held."""
-
-    class Unending(ScriptedEngine):
-        ends = asyncio.Event()
-
-        async def abort(self, request_id: str) -> None:
-            await super().abort(request_id)
-            await self.ends.wait()
-
     store, clock = StoreUnderTest("sqlite", tmp_path, None), Clock()
     given = policy(tenant_budget=Budget(tokens_per_day=200))
     budgets: Any = await store.open(clock)
-    engine = Unending(hangs())
+    engine = Unending()
     engine.prompt_tokens = 20
     life = Life()
     life.become_ready()

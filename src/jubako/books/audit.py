@@ -56,6 +56,9 @@ class Audit:
         self._retired: deque[int] = deque()
         self._first = end.head.first
         self._durable = Position(end.head.sequence, end.head.hash)
+        self._closed = False
+        self._writing = threading.Lock()
+        """Held by each write, some microseconds: `close` must not take the file from under it."""
         self._syncing = threading.Lock()
         self._anchoring = threading.Lock()
         self._closing = threading.Event()
@@ -107,6 +110,13 @@ class Audit:
 
     def append(self, account: Account) -> None:
         """Put the account on record; raises `AuditFault` if it is not. Takes some microseconds."""
+        with self._writing:
+            if self._closed:
+                self._failed(account, "the audit is closed")
+                raise AuditFault(self._fault)
+            self._append(account)
+
+    def _append(self, account: Account) -> None:
         before = self._position
         sequence = before.sequence + 1
         at = self._clockface.text(account.ended_at)
@@ -166,7 +176,8 @@ class Audit:
     def sync(self) -> None:
         """Have what was written on disk, move the head after it, and find out whether the disk can be written again."""
         with self._syncing:
-            self._sync()
+            if self._descriptor >= 0:
+                self._sync()
 
     def _sync(self) -> None:
         failures, fault = self._failures, self._fault
@@ -228,23 +239,28 @@ class Audit:
         if not gone:
             return
         with self._anchoring:
+            if self._closed:
+                return  # the next server may have the folder
             self._first = kept[len(gone)].first
             self._write_head(self._durable)
         for one in gone:
             one.path.unlink()
 
     def close(self) -> None:
-        """Have everything on disk and let go of the journal; nothing may be appended after that."""
+        """Have everything on disk and let go of the journal; what is appended after that is a fault."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
-        if self._descriptor < 0:
-            return
-        self.sync()
-        for one in (*self._retired, self._descriptor):
-            os.close(one)
-        self._retired.clear()
-        self._descriptor = -1
+        with self._anchoring, self._writing:
+            if self._closed:
+                return
+            self._closed = True
+        with self._syncing:
+            self._sync()
+            descriptors, self._descriptor = (*self._retired, self._descriptor), -1
+            self._retired.clear()
+            for one in descriptors:
+                os.close(one)
         self._lock.release()
 
 

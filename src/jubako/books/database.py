@@ -26,6 +26,8 @@ MIGRATION_LOCK = 0x6A7562616B6F
 SQLITE_BUSY_SECONDS = 5.0
 CONNECT_SECONDS = 5
 STATEMENT_SECONDS = 30
+POSTGRESQL_LIMITS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+"""The last one ends what a client that is stopped or cut off would hold locked."""
 POSTGRESQL = "postgresql+psycopg"
 
 
@@ -61,7 +63,7 @@ def engine(address: URL, password_file: Path | None, *, read_only: bool = False)
         "connect_timeout": CONNECT_SECONDS,
         "application_name": "jubako",
         # A database that is gone without a word is noticed within half a minute.
-        "options": f"-c statement_timeout={STATEMENT_SECONDS}s -c lock_timeout={STATEMENT_SECONDS}s",
+        "options": " ".join(f"-c {limit}={STATEMENT_SECONDS}s" for limit in POSTGRESQL_LIMITS),
         "keepalives_idle": 10,
         "keepalives_interval": 5,
         "keepalives_count": 3,

@@ -1,7 +1,8 @@
 """The files of an audit journal: their names, their order, the head that anchors them, and how they are read.
 
 A journal is a folder. `audit-<sequence of the first line>.jsonl` holds lines; `head.json` says which journal it is,
-with which line it begins, and up to which line it is known to be on disk. Knows nothing of who writes or books them.
+with which line it begins, and up to which line it is known to be on disk. `booked.json` is a note of what the ledger
+has, for when its database cannot be asked; nothing depends on it. Knows nothing of who writes or books them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from jubako.books.line import GENESIS, MAX_BYTES, BadLine, Link, link
 CHUNK_BYTES = 256 * 1024
 NO_END = 1 << 62
 _HEAD = "head.json"
+_BOOKED = "booked.json"
 _NAME = re.compile(r"audit-([0-9]+)\.jsonl")
 
 
@@ -89,6 +91,22 @@ def write_head(folder: Path, head: Head) -> None:
         os.close(descriptor)
     fresh.replace(folder / _HEAD)
     sync_folder(folder)
+
+
+def read_booked(folder: Path, journal: str) -> int:
+    """Up to which line the ledger was last known to have this journal; zero if nothing is known."""
+    try:
+        note = json.loads((folder / _BOOKED).read_bytes())
+        return max(int(note["sequence"]), 0) if note["journal"] == journal else 0
+    except (OSError, ValueError, TypeError, KeyError):
+        return 0
+
+
+def write_booked(folder: Path, journal: str, sequence: int) -> None:
+    """Replace that note. Not synced: a power cut may take it."""
+    fresh = folder / f"{_BOOKED}.new"
+    fresh.write_text(json.dumps({"journal": journal, "sequence": sequence}) + "\n")
+    fresh.replace(folder / _BOOKED)
 
 
 def sync_folder(folder: Path) -> None:

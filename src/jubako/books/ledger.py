@@ -11,11 +11,11 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from jubako.books.journal import BrokenJournal, Position, Reader, files
+from jubako.books.journal import BrokenJournal, Position, Reader, files, read_booked, write_booked
 from jubako.errors import StartupFault
 from jubako.telemetry import logs
 
@@ -41,13 +41,17 @@ class LedgerState(enum.StrEnum):
 
     FOLLOWING = "following"
     WAITING = "waiting"
-    """The database cannot be reached or is busy; the backlog grows in the audit's files."""
+    """The database cannot be reached or is busy, or the audit not be read; the backlog grows in the audit's files."""
     STOPPED = "stopped"
     """The audit or the database is not as it was left: a person has to look. Nothing more is booked until a restart."""
 
 
-class _Contradiction(Exception):
-    """The database does not fit the audit."""
+class _MovedOn(Exception):
+    """The database is not where we left it: what a killed predecessor had sent was committed only now, or worse."""
+
+
+class _UnreadableAudit(Exception):
+    """The operating system does not give us the audit's files now; says where and why."""
 
 
 class Ledger:
@@ -72,10 +76,17 @@ class Ledger:
         self._now = now
         self._forget_at = clock()
         self._forgotten = 0
-        self._taken = 0
+        self._taken = read_booked(audit.folder, audit.journal)
+        """A note of the last server's, until the database has been asked."""
+        self._unwritable = False
+        """Whether the audit's folder could not be changed after the last batch."""
         self._level_at = clock()
         self._state = LedgerState.WAITING
         self._fault = ""
+        self._waits_because = ""
+        """What was logged last of why it waits."""
+        self._disputed_after: int | None = None
+        """The line after which the database had moved on, unless something was booked since."""
         self._ending = threading.Event()
         self._abandoned = False
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
@@ -105,7 +116,7 @@ class Ledger:
 
     @property
     def lag(self) -> int:
-        """Lines that are written and not yet booked."""
+        """Lines that are written and not yet booked; before the database has answered, as the last server knew it."""
         return max(self._audit.position.sequence - self._taken, 0)
 
     @property
@@ -121,8 +132,12 @@ class Ledger:
             before = self._taken
             try:
                 self._follow()
-            except (BrokenJournal, StartupFault, _Contradiction) as error:
+            except (BrokenJournal, StartupFault) as error:
                 self._stop(str(error))
+            except _MovedOn as error:
+                self._start_again(str(error))
+            except _UnreadableAudit as error:
+                self._wait("the audit cannot be read", str(error))
             except Exception as error:  # noqa: BLE001 - each kind is dealt with
                 self._misfortune(error)
             if self._state is not LedgerState.WAITING or self._ending.is_set():
@@ -137,13 +152,14 @@ class Ledger:
         database.migrate(self._engine)
         start = self._start()
         self._taken = start.sequence
-        with closing(Reader(self._audit.folder, self._audit.journal, start)) as reader:
+        with closing(self._reader(start)) as reader:
             while not self._abandoned:
                 begun = self._clock()
                 before = reader.position
                 # Not beyond what is on disk: a power cut must not leave the ledger with lines that the audit lost.
                 durable = self._audit.durable.sequence
-                lines = reader.read(durable)
+                with _of_the_audit():
+                    lines = reader.read(durable)
                 if lines:
                     self._take(lines, before, reader.position)
                 self._recovered()
@@ -151,15 +167,22 @@ class Ledger:
                     self._level_at = begun
                     if self._ending.is_set():
                         return
+                    if self._unwritable:
+                        self._tidy()
                     self._forget()
                     self._ending.wait(POLL_SECONDS)
                 else:
                     # Catching up takes half the time at most: the interpreter's lock is the token path's too.
                     self._ending.wait(self._clock() - begun)
 
+    def _reader(self, start: Position) -> Reader:
+        with _of_the_audit():
+            return Reader(self._audit.folder, self._audit.journal, start)
+
     def _start(self) -> Position:
         """Where the database says that this audit was left."""
         import sqlalchemy as sa
+        from sqlalchemy import exc
 
         from jubako.books.schema import journals
 
@@ -170,8 +193,12 @@ class Ledger:
                 return Position(int(row[0]), str(row[1]))
             start = Position()
             values = {"journal": self._audit.journal, "sequence": start.sequence, "hash": start.hash}
-            connection.execute(journals.insert(), [values])
-        kept = files(self._audit.folder)
+            try:
+                connection.execute(journals.insert(), [values])
+            except exc.IntegrityError:
+                raise _MovedOn("another transaction began this audit at the same moment") from None
+        with _of_the_audit():
+            kept = files(self._audit.folder)
         if kept and kept[0].first > 1:
             logger.warning("ledger: new to this audit; it begins at line %d, the oldest that is kept", kept[0].first)
         return start
@@ -184,8 +211,8 @@ class Ledger:
         with self._engine.begin() as connection:
             self._advance(connection, before, after)
             booking.book(connection, rows)
-        self._taken = after.sequence
-        self._audit.prune(self._taken)
+        self._taken, self._disputed_after = after.sequence, None
+        self._tidy()
 
     def _advance(self, connection: Connection, before: Position, after: Position) -> None:
         """Move the line up to which the audit is taken; it must be where we left it."""
@@ -194,7 +221,21 @@ class Ledger:
         left = (journals.c.journal == self._audit.journal) & (journals.c.sequence == before.sequence)
         moved = connection.execute(journals.update().where(left).values(sequence=after.sequence, hash=after.hash))
         if moved.rowcount != 1:
-            raise _Contradiction(f"the database no longer says that line {before.sequence} was the last taken")
+            raise _MovedOn(f"the database no longer says that line {before.sequence} was the last taken")
+
+    def _tidy(self) -> None:
+        """Remove files that are booked, and note how far that is. A folder that cannot be changed stops no booking."""
+        try:
+            self._audit.prune(self._taken)
+            write_booked(self._audit.folder, self._audit.journal, self._taken)
+        except OSError as error:
+            if not self._unwritable:
+                logger.error("ledger: %s: %s; old audit files stay until it can be written", *_where(error))
+            self._unwritable = True
+        else:
+            if self._unwritable:
+                logger.warning("ledger: the audit's folder can be written again")
+            self._unwritable = False
 
     def _forget(self) -> None:
         """Delete some of the rows that are too old; looks for more at once while there are, else after a while."""
@@ -217,7 +258,19 @@ class Ledger:
         if self._state is not LedgerState.FOLLOWING:
             if self._fault:
                 logger.warning("ledger: following again, %d lines behind", self.lag)
-            self._state, self._fault = LedgerState.FOLLOWING, ""
+            self._state, self._fault, self._waits_because = LedgerState.FOLLOWING, "", ""
+
+    def _start_again(self, why: str) -> None:
+        """From what the database says now; the hashes of the chain guard what it says. Twice in one place is a fault.
+
+        A predecessor that was killed, or cut off, while the database still had its commit to do: our own statement
+        waited for that commit, and then found nothing to move.
+        """
+        if self._disputed_after == self._taken:
+            self._stop(why)
+        else:
+            self._disputed_after = self._taken
+            self._wait("the database moved on by itself, starting again from what it says", why)
 
     def _misfortune(self, error: Exception) -> None:
         """A database that is away is waited for; anything else is a fault that waiting does not mend."""
@@ -230,10 +283,13 @@ class Ledger:
         ):
             self._stop(f"{_first_line(error)} ({logs.place(error)})")
         else:
-            what = _first_line(error)
-            if not self._fault:
-                logger.error("ledger: the database cannot be used, the backlog stays in the audit's files: %s", what)
-            self._state, self._fault = LedgerState.WAITING, what
+            self._wait("the database cannot be used, the backlog stays in the audit's files", _first_line(error))
+
+    def _wait(self, because: str, why: str) -> None:
+        """Try again later; logged once for each cause in a row."""
+        if because != self._waits_because:
+            logger.error("ledger: %s: %s", because, why)
+        self._state, self._fault, self._waits_because = LedgerState.WAITING, why, because
 
     def _stop(self, why: str) -> None:
         self._state, self._fault = LedgerState.STOPPED, why
@@ -244,3 +300,16 @@ def _first_line(error: Exception) -> str:
     """What the driver says, without SQLAlchemy's copy of the statement."""
     origin: Any = getattr(error, "orig", None) or error
     return (str(origin).strip() or type(origin).__name__).splitlines()[0]
+
+
+@contextmanager
+def _of_the_audit() -> Iterator[None]:
+    """Tell an `OSError` of the audit's files from those of the way to the database."""
+    try:
+        yield
+    except OSError as error:
+        raise _UnreadableAudit(": ".join(_where(error))) from None
+
+
+def _where(error: OSError) -> tuple[str, str]:
+    return str(error.filename or "the audit's folder"), error.strerror or str(error)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def verify_folder(folder: Path, count: Verification) -> Iterator[str]:
         yield f"{folder}: no head.json: lines that were cut off at the end could not be seen"
         if not kept:
             return
-    elif kept and kept[0].first > head.first:
+    elif kept and kept[0].first > head.first and kept[0].first > _first_kept(folder):
         yield f"{kept[0].path}:1: lines {head.first} to {kept[0].first - 1} are missing before it"
     elif not kept and head.sequence:
         yield f"{folder}: lines {head.first} to {head.sequence} are missing: there is no audit file"
@@ -63,6 +64,8 @@ def verify_files(paths: Iterable[Path], count: Verification) -> Iterator[str]:
 
 def _anchor(file: JournalFile, count: Verification, head: Head) -> Iterator[str]:
     last = count.last.sequence if count.last else head.first - 1
+    if _first_kept(file.path.parent) > max(head.first, head.sequence):
+        return  # its line was removed since, and so perhaps was all that we were to read
     if last < head.sequence:
         yield f"{file.path}: ends with line {last}; lines {last + 1} to {head.sequence} were cut off"
     elif head.sequence >= head.first and not count.anchored:
@@ -86,11 +89,20 @@ def _file(file: JournalFile, count: Verification, head: Head | None, *, running:
             if _size(file.path) > offset:
                 yield f"{file.path}:{number + 1}: is cut off within the line"
     except FileNotFoundError:
-        later = journal.read_head(file.path.parent)
-        if head is None or later is None or later.first <= file.first:
+        if head is not None and file.first < _first_kept(file.path.parent):
+            count.last = None  # the next file has nothing to follow
+        else:
             yield f"{file.path}: vanished while it was to be read"
     except OSError as error:
         yield f"{file.path}: cannot be read: {error.strerror}"
+
+
+def _first_kept(folder: Path) -> int:
+    """The first line as the head has it by now: a running server moves it before it removes a file."""
+    with suppress(BrokenJournal, OSError):
+        head = journal.read_head(folder)
+        return 0 if head is None else head.first
+    return 0
 
 
 def _size(path: Path) -> int:
