@@ -61,7 +61,7 @@ class Nowhere(Accounts):
     def require_healthy(self) -> None:
         """There is nothing that could be unwell."""
 
-    def tell(self, entry: Entry, outcome: Outcome, code: str, status: int) -> None:
+    def tell(self, entry: Entry, outcome: Outcome, code: str, status: int, *, sent_status: int = 0) -> None:
         """Nothing."""
         entry.told = True
 
