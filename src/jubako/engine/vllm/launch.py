@@ -17,7 +17,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from jubako.engine import options as engine_options
-from jubako.engine.vllm.llm import OwnedLLM, StepWatch
+from jubako.engine.vllm.llm import OwnedLLM, StepMetrics, StepWatch
 from jubako.errors import StartupFault
 from jubako.vocabulary import ServedRelease
 
@@ -85,7 +85,7 @@ def build(arguments: argparse.Namespace) -> tuple[OwnedLLM, StepWatch]:
     llm = OwnedLLM.from_vllm_config(
         config,
         usage_context=UsageContext.OPENAI_API_SERVER,
-        stat_loggers=[steps.factory],
+        stat_loggers=[steps.factory, StepMetrics],
         enable_log_requests=False,
         disable_log_stats=False,
     )
