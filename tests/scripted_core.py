@@ -127,6 +127,6 @@ async def front_end(
 
 def encode(engine: Any, text: str) -> list[int]:
     """The tokens of `text`, as the model would say it."""
-    tokenizer = engine._launched.llm.renderer.tokenizer  # noqa: SLF001 - the test's only way to it
+    tokenizer = engine._launched.llm.renderer.tokenizer
     ids: Iterable[int] = tokenizer.encode(text, add_special_tokens=False)
     return list(ids)

@@ -2,8 +2,8 @@
 
     python -m tests.bench.speed.load < plan > results
 
-Raw sockets and no parsing before a reply's end, because it shares the machine with what it measures. Tokens are those of
-the reply's own `usage`, so that a server which joins tokens in one event is counted right. Knows nothing of processes.
+Raw sockets and no parsing before a reply's end, because it shares the machine with what it measures. Tokens are those
+of the reply's own `usage`, so that a server which joins tokens in one event is counted right. Knows no server.
 """
 
 from __future__ import annotations
@@ -108,10 +108,9 @@ async def run(plan: Plan) -> list[Sample]:
 
     async def caller(number: int) -> list[Sample]:
         _, reply = await asyncio.get_running_loop().create_connection(Reply, "127.0.0.1", plan.port)
-        found = []
-        for turn in range(plan.requests):
-            # Never the same prompt twice: what is cached from the request before would be measured instead.
-            found.append(await reply.ask(_request(plan, number * plan.requests + turn)))
+        # Never the same prompt twice in a window: what is cached from the request before would be measured instead.
+        turns = range(number * plan.requests, (number + 1) * plan.requests)
+        found = [await reply.ask(_request(plan, turn)) for turn in turns]
         reply.transport.close()
         return found
 

@@ -19,13 +19,13 @@ import psutil
 import yaml
 
 from jubako.release import bundle, manifest
-from tests.bench.speed import kernel
+from tests.bench.speed import kernel, scenarios
 from tests.contract.vllm_server import running_server
 from tests.one_layer import write_one_layer
 from tests.project import DEMO, REPOSITORY, Project
 
 TENANT = "bench"
-ALIAS = "bench"
+ALIAS = scenarios.ALIAS
 PROFILE = yaml.safe_load((REPOSITORY / "configuration" / "engines" / "cpu.yaml").read_text())
 SEQUENCES = 256
 """The most streams of any scenario."""
@@ -83,7 +83,15 @@ def pair(folder: Path, *, one_layer: bool) -> Iterator[dict[str, Peer]]:
         model = write_one_layer(model, folder)
     options = PROFILE["options"] | {"max_num_seqs": SEQUENCES}
     environment = {name: str(value) for name, value in PROFILE["environment"].items()}
-    flags = ["--served-model-name", ALIAS, "--dtype", dtype, "--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    flags = [
+        "--served-model-name",
+        ALIAS,
+        "--dtype",
+        dtype,
+        "--enable-auto-tool-choice",
+        "--tool-call-parser",
+        "hermes",
+    ]
     for name, value in options.items():
         flag = name.replace("_", "-")
         flags += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
@@ -108,7 +116,16 @@ def _jubako(folder: Path, model: Path, answer: str) -> Iterator[Peer]:
     project.environment["JUBAKO__ENGINE__OPTIONS__MAX_NUM_SEQS"] = str(SEQUENCES)
     smoke = folder / "smoke.yaml"
     smoke.write_text(yaml.safe_dump([{"name": "as vLLM's own server", **SMOKE, "expected": answer}]))
-    options = ["--from-folder", str(model), "--alias", ALIAS, "--licence", "Apache-2.0", "--licence-reason", "a measure"]
+    options = [
+        "--from-folder",
+        str(model),
+        "--alias",
+        ALIAS,
+        "--licence",
+        "Apache-2.0",
+        "--licence-reason",
+        "a measure",
+    ]
     options += ["--tool-call-parser", "hermes", "--smoke", str(smoke)]
     _run(project, "release", "create", "bench", "1", *options)
     project.environment |= {"JUBAKO__RELEASE__NAME": "bench", "JUBAKO__RELEASE__VERSION": "'1'"}

@@ -152,15 +152,15 @@ class VllmEngine:
         call = generation.call
         request = _validated(ChatCompletionRequest, call)
         chat = launched.state.openai_serving_chat
-        if chat.parser_cls is None and _is_plain(request) and launched.llm.each_token_is_shown:
-            generation.deltas = Deltas(call.usage)
+        if _is_plain(request) and launched.llm.each_token_is_shown:
+            generation.deltas = Deltas(call.usage, request)
         return await chat.create_chat_completion(request)
 
     async def _completion(self, launched: Launched, generation: Generation) -> Any:
         call = generation.call
         request = _validated(CompletionRequest, call)
         if call.demand.prompts == 1 and _is_plain(request) and launched.llm.each_token_is_shown:
-            generation.deltas = Deltas(call.usage)
+            generation.deltas = Deltas(call.usage, request)
         return await launched.state.openai_serving_completion.create_completion(request)
 
     async def _events(self, source: AsyncGenerator[str], generation: Generation) -> AsyncGenerator[bytes]:

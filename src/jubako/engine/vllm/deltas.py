@@ -13,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
-from json.decoder import scanstring
 from typing import TYPE_CHECKING, Any
 
+from jubako.errors import InternalError
 from jubako.vocabulary import Route, Usage
 
 if TYPE_CHECKING:
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
 
 _quoted = json.encoder.encode_basestring
 """JSON text as vLLM has it: what is not ASCII stands as it is."""
+_DECODER = json.JSONDecoder()
 _BEFORE_TEXT = {
     Route.CHAT: '"choices":[{"index":0,"delta":{"content":',
     Route.COMPLETIONS: '"choices":[{"index":0,"text":',
 }
 _UNFINISHED = '"finish_reason":null'
 _COUNTED = '"usage":{'
+_CONTENT = frozenset({"content"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class Pattern:
         start = event.find(marker) + len(marker)
         if start < len(marker) or event[start] != '"':
             return None
-        _, end = scanstring(event, start + 1)
+        _, end = _DECODER.raw_decode(event, start)
         after = event[end:]
         if _UNFINISHED not in after or _COUNTED in after or not after.endswith("}\n\n"):
             return None
@@ -59,6 +62,43 @@ class Pattern:
         return f"{self.before}{_quoted(text)}{self.after}".encode()
 
 
+class Replayed:
+    """A parser of vLLM's for one stream, which is asked here first: what it said then, vLLM's generator is told again.
+
+    It keeps a state, so each delta may be given to it once only. Everything else is the parser's own.
+    """
+
+    def __init__(self, parser: Any) -> None:
+        self._parser = parser
+        self._said: deque[Any] = deque()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
+
+    def parse_delta(self, **delta: Any) -> Any:
+        """For vLLM's generator: what was said already, or what the parser says now."""
+        if not self._said:
+            return self._parser.parse_delta(**delta)
+        said = self._said.popleft()
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    def content(self, delta: Mapping[str, Any]) -> str | None:
+        """The text of an event that has nothing else, empty without an event; None if vLLM's generator has to tell."""
+        try:
+            said = self._parser.parse_delta(**delta)
+        except Exception as error:  # noqa: BLE001 - it is raised where vLLM would have met it
+            said = error
+        else:
+            if said is None:
+                return ""
+            if said.model_fields_set == _CONTENT and said.content:
+                return str(said.content)
+        self._said.append(said)
+        return None
+
+
 class Deltas:
     """What one sequence generated and nobody has sent yet: vLLM's outputs until there is a pattern, events after it.
 
@@ -66,46 +106,62 @@ class Deltas:
     that vLLM's generator writes how the stream ended; the tokens whose events it has not seen are given to it there.
     """
 
-    __slots__ = ("_detokenizer", "_events", "_failure", "_make", "_outputs", "_pattern", "_unseen", "_usage", "_waiter")
+    __slots__ = (
+        "_ended",
+        "_failure",
+        "_items",
+        "_make",
+        "_parser",
+        "_pattern",
+        "_request",
+        "_state",
+        "_unseen",
+        "_usage",
+        "_waiter",
+    )
 
-    def __init__(self, usage: Usage) -> None:
+    def __init__(self, usage: Usage, request: Any) -> None:
         self._usage = usage
+        self._request = request
+        self._parser: Replayed | None = None
         self._pattern: Pattern | None = None
-        self._outputs: deque[RequestOutput] = deque()
-        self._events: list[bytes] = []
+        self._items: deque[bytes | RequestOutput] = deque()
         self._unseen: list[int] = []
+        self._ended = False
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._make: Any = None
-        self._detokenizer: Any = None
+        self._state: Any = None
 
     def attach(self, state: RequestState) -> None:
         """Take everything that comes of this sequence from now on, in the place of vLLM's own collector."""
-        self._make, self._detokenizer = state.make_request_output, state.detokenizer
+        self._state, self._make = state, state.make_request_output
         state.queue = self
         state.make_request_output = self._take
 
     def detach(self) -> None:
         """Take no more, and let go of the sequence: the two hold each other."""
-        self._make = self._detokenizer = None
+        self._make = self._state = None
+
+    def parse(self, parser: Any) -> Replayed:
+        """Ask `parser` about each delta; what vLLM's generator is to have in its place."""
+        self._parser = Replayed(parser)
+        return self._parser
 
     def learn(self, event: str, route: Route) -> bool:
-        """Write the events from now on if `event`, which vLLM's generator wrote, has a pattern; whether it is so.
+        """Whether there will be events here, now that vLLM's generator wrote `event`: it, or one before, has a pattern.
 
         Not as long as there are outputs that came before and that it has not seen: events would overtake them.
         """
-        if self._pattern is None and not self._outputs:
+        if self._pattern is None and not self._items:
             self._pattern = Pattern.of(event, route)
-            return self._pattern is not None
-        return False
+        return self._pattern is not None and not self._ended
 
     def put(self, output: Any) -> None:
         """For the output processor: an error that ends every request."""
         if isinstance(output, Exception):
             self._failure = output
-        else:
-            self._outputs.append(output)
-        self._wake()
+            self._wake()
 
     def close(self) -> None:
         """For the output processor, whose collectors have this."""
@@ -117,20 +173,39 @@ class Deltas:
         if self._make is None:
             return
         self._usage.generated_tokens += len(new_token_ids)
-        pattern = self._pattern
-        if pattern is not None and finish_reason is None:
-            self._unseen += new_token_ids
-            self._events.append(pattern.event(self._detokenizer.get_next_output_text(False, True)))  # noqa: FBT003
-        else:
-            output = self._make(new_token_ids, pooling_output, finish_reason, *rest, **options)
-            if output is None:
+        text = None
+        if self._pattern is not None and finish_reason is None:
+            text = self._state.detokenizer.get_next_output_text(False, True)  # noqa: FBT003
+            content = text if self._parser is None else self._content(self._parser, text, new_token_ids)
+            if content is not None:
+                self._unseen += new_token_ids
+                if content or self._parser is None:
+                    self._items.append(self._pattern.event(content))
+                    if self._waiter is not None:
+                        self._wake()
                 return
-            if self._unseen:
-                choice = output.outputs[0]
-                choice.token_ids = [*self._unseen, *choice.token_ids]
-            self._outputs.append(output)
+        output = self._make(new_token_ids, pooling_output, finish_reason, *rest, **options)
+        if output is None:
+            return
+        choice = output.outputs[0]
+        if text is not None:
+            choice.text = text
+        if self._unseen:
+            choice.token_ids = [*self._unseen, *choice.token_ids]
+            self._unseen = []
+        self._items.append(output)
         if self._waiter is not None:
             self._wake()
+
+    def _content(self, parser: Replayed, text: str, new_token_ids: list[int]) -> str | None:
+        delta = {
+            "delta_text": text,
+            "delta_token_ids": new_token_ids,
+            "request": self._request,
+            "prompt_token_ids": self._state.prompt_token_ids,
+            "finished": False,
+        }
+        return parser.content(delta)
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None
@@ -143,18 +218,30 @@ class Deltas:
 
     async def output(self) -> RequestOutput:
         """The next output for vLLM's generator; raises what ended the request."""
-        while not self._outputs:
+        while not self._items:
             if self._failure is not None:
                 raise self._failure
             await self._wait()
-        return self._outputs.popleft()
+        output = self._items.popleft()
+        if isinstance(output, bytes):
+            # Each output that it is given makes at least one event, after which the events here are asked for.
+            raise InternalError("vLLM's generator passed over an output.")
+        self._ended = output.finished
+        return output
 
     async def events(self) -> bytes | None:
         """All events that are there, joined if their reader is behind; None once vLLM's generator has to go on."""
-        while not self._events:
-            if self._outputs or self._failure is not None:
+        items = self._items
+        while not items:
+            if self._failure is not None:
                 return None
             await self._wait()
-        found = self._events
-        self._events = []
-        return found[0] if len(found) == 1 else b"".join(found)
+        if not isinstance(items[0], bytes):
+            return None
+        event = items.popleft()
+        if not items or not isinstance(items[0], bytes):
+            return event
+        events = [event]
+        while items and isinstance(items[0], bytes):
+            events.append(items.popleft())
+        return b"".join(events)
