@@ -24,6 +24,7 @@ from tests.scripted_core import ScriptedCore, encode, front_end
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 CREATED = re.compile(rb'"created":\d+')
+TOOL_ID = re.compile(rb'"id":"chatcmpl-tool-[0-9a-f]+"')
 STORY = 'Once "upon" a time,\nthere was a café with 🍜 noodles \\ and \u2028 a tab\t<|tool|> </s> 日本語.'
 
 
@@ -50,6 +51,15 @@ class Said:
 async def front(model_folder: Path) -> AsyncIterator[Front]:
     """One front end for all tests of the module."""
     engine, core = await front_end(model_folder)
+    yield Front(engine, core)
+    await engine.close(0)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def parsing(model_folder: Path) -> AsyncIterator[Front]:
+    """One that reads tool calls."""
+    served = {"tool_call_parser": "hermes", "enable_auto_tool_choice": True}
+    engine, core = await front_end(model_folder, served=served)
     yield Front(engine, core)
     await engine.close(0)
 
@@ -81,15 +91,20 @@ async def say(front: Front, route: Route, body: dict[str, Any], steps: Sequence[
                 front.engine._launched.llm.output_processor.propagate_error(step)
                 continue
             tokens, end = step
-            before = len(said.parts)
             front.core.step({name: tokens}, finish=None if end is None else {name: end})
-            while len(said.parts) == before and not reader.done():
+            while not front.core.idle:
                 await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            for _ in range(8):  # every task that the step woke has its turn
+                await asyncio.sleep(0)
         await reader
     front.core.requests.clear()
-    said.events = [CREATED.sub(b'"created":0', one + b"\n\n") for one in b"".join(said.parts).split(b"\n\n")[:-1]]
+    said.events = [_comparable(one + b"\n\n") for one in b"".join(said.parts).split(b"\n\n")[:-1]]
     return said
+
+
+def _comparable(event: bytes) -> bytes:
+    """The event without what is of its moment: the second, and the random id of a tool call."""
+    return TOOL_ID.sub(b'"id":"tool"', CREATED.sub(b'"created":0', event))
 
 
 @contextmanager
@@ -228,7 +243,7 @@ async def test_a_stream_that_is_given_up_stops_the_engine(
             await front.engine.abort(call.request_id)
         await asyncio.wait([reader])
     assert name in front.core.aborted
-    assert not front.engine._launched.llm.output_processor.request_states
+    assert name not in front.engine._launched.llm.output_processor.request_states
     # Tokens of steps after the reader left were made for nobody and do not exist for it.
     assert 3 <= call.usage.generated_tokens <= len(tokens)
     assert call.usage.generated_tokens == len(tokens) or how == "the events are closed"
@@ -316,6 +331,65 @@ async def test_the_metrics_of_vllm_count_each_token_s_wait(front: Front) -> None
     after = [REGISTRY.get_sample_value(name, labels) or 0.0 for name in names]
     assert after[0] - before[0] == 8
     assert after[1] > before[1]
+
+
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"place": {"type": "string"}}}},
+}
+CALLS = '<tool_call>\n{"name": "weather", "arguments": {"place": "Kyōto"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        STORY,
+        CALLS,
+        f"Let me see. {CALLS}",
+        f"Let me see. {CALLS}\n{CALLS}",
+        "Less < than, <tool_ no call, <tool_call> and never an end",
+        "A call that is none: <tool_call>[1, 2</tool_call> after",
+    ],
+    ids=["no call", "a call", "text and a call", "two calls", "no end", "no call inside"],
+)
+@pytest.mark.parametrize("choice", ["auto", "none", "nothing on offer"])
+@pytest.mark.parametrize("end", [("stop", None), ("length", None)], ids=str)
+async def test_streams_that_are_parsed_are_the_same(
+    parsing: Front, text: str, choice: str, end: tuple[str, int | str | None]
+) -> None:
+    """Text of the parser's is written the short way; tool calls, and what it holds back, as vLLM has them."""
+    body = CHAT | USAGE | ({} if choice == "nothing on offer" else {"tools": [WEATHER], "tool_choice": choice})
+    steps = one_by_one(encode(parsing.engine, text), end)
+    with watched() as texts:
+        short = await say(parsing, Route.CHAT, body, steps)
+    with mock.patch("jubako.engine.vllm.adapter._is_plain", return_value=False):
+        own = await say(parsing, Route.CHAT, body, steps)
+    assert short.events == own.events
+    assert short.call.usage.generated_tokens == own.call.usage.generated_tokens == len(steps)
+    assert texts or text == CALLS, "the short way was not taken"
+    called = choice == "auto" and CALLS in text
+    assert called == any(b'"tool_calls"' in event for event in short.events)
+
+
+async def test_a_parser_that_fails_fails_as_it_would_in_vllm(parsing: Front) -> None:
+    """The same refusal, after the same events."""
+    from vllm.parser.abstract_parser import DelegatingParser
+
+    parse = DelegatingParser.parse_delta
+
+    def fail(parser: Any, delta_text: str, *arguments: Any, **options: Any) -> Any:
+        if "noodles" in delta_text:
+            raise KeyError("of the parser")
+        return parse(parser, delta_text, *arguments, **options)
+
+    steps = one_by_one(encode(parsing.engine, STORY))
+    with mock.patch.object(DelegatingParser, "parse_delta", fail):
+        short = await say(parsing, Route.CHAT, CHAT, steps)
+        with mock.patch("jubako.engine.vllm.adapter._is_plain", return_value=False):
+            own = await say(parsing, Route.CHAT, CHAT, steps)
+    assert short.error is not None
+    assert (type(short.error), str(short.error)) == (type(own.error), str(own.error))
+    assert short.events == own.events
 
 
 EVENT = 'data: {"id":"x","model":NAME,"choices":[{"index":0,"delta":{"content":"a\\"b"},"finish_reason":null}]}\n\n'

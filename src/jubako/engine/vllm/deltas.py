@@ -33,7 +33,8 @@ _BEFORE_TEXT = {
 }
 _UNFINISHED = '"finish_reason":null'
 _COUNTED = '"usage":{'
-_CONTENT = frozenset({"content"})
+_SHOWN = frozenset({"content", "tool_calls"})
+"""What a delta of plain text may have set: vLLM leaves an empty list of tool calls out, and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Replayed:
         else:
             if said is None:
                 return ""
-            if said.model_fields_set == _CONTENT and said.content:
+            if said.content and not said.tool_calls and said.model_fields_set <= _SHOWN:
                 return str(said.content)
         self._said.append(said)
         return None
