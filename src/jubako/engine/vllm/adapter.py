@@ -146,7 +146,8 @@ class VllmEngine:
         if isinstance(result, BaseModel):
             await self._stop(generation)
             return Document(result.model_dump_json().encode())
-        return Stream(self._events(result, generation))
+        deltas = generation.deltas
+        return Stream(self._events(result, generation), None if deltas is None else deltas.through)
 
     async def _chat(self, launched: Launched, generation: Generation) -> Any:
         call = generation.call

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jubako.errors import InternalError
-from jubako.vocabulary import Route, Usage
+from jubako.vocabulary import Offer, Route, Usage
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -112,6 +112,7 @@ class Deltas:
         "_failure",
         "_items",
         "_make",
+        "_offer",
         "_parser",
         "_pattern",
         "_request",
@@ -131,6 +132,7 @@ class Deltas:
         self._ended = False
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._offer: Offer | None = None
         self._make: Any = None
         self._state: Any = None
 
@@ -143,6 +145,10 @@ class Deltas:
     def detach(self) -> None:
         """Take no more, and let go of the sequence: the two hold each other."""
         self._make = self._state = None
+
+    def through(self, offer: Offer) -> None:
+        """Hand each event to `offer` first, as long as the one who empties this has nothing else to do."""
+        self._offer = offer
 
     def parse(self, parser: Any) -> Replayed:
         """Ask `parser` about each delta; what vLLM's generator is to have in its place."""
@@ -181,9 +187,7 @@ class Deltas:
             if content is not None:
                 self._unseen += new_token_ids
                 if content or self._parser is None:
-                    self._items.append(self._pattern.event(content))
-                    if self._waiter is not None:
-                        self._wake()
+                    self._tell(self._pattern.event(content))
                 return
         output = self._make(new_token_ids, pooling_output, finish_reason, *rest, **options)
         if output is None:
@@ -197,6 +201,15 @@ class Deltas:
         self._items.append(output)
         if self._waiter is not None:
             self._wake()
+
+    def _tell(self, event: bytes) -> None:
+        waiter = self._waiter
+        if waiter is not None:
+            # Whoever waits has sent everything before it. One whose wait was cancelled will send no more.
+            if self._offer is not None and not waiter.done() and self._offer(event):
+                return
+            self._wake()
+        self._items.append(event)
 
     def _content(self, parser: Replayed, text: str, new_token_ids: list[int]) -> str | None:
         delta = {
