@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import platform
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench.speed import measure, servers
-from tests.bench.speed.scenarios import ONE_LAYER, RATE, REAL, Scenario
+from tests.bench.speed.scenarios import MODELS, PARSED, PARSER, RATE, REAL, Scenario
 from tests.bench.speed.servers import Peer
 
 Report = dict[str, Any]
@@ -36,41 +37,60 @@ def run(folder: Path, command: str, rounds: int, say: Say, *, only: Sequence[str
         "rounds": rounds,
         "scenarios": {},
         "peak_bytes": {},
+        "faults": [],
     }
-    for name, scenarios in (("one-layer", ONE_LAYER), ("whole", REAL)):
+    for name, scenarios in MODELS.items():
         chosen = [one for one in scenarios if not only or one.name in only]
         if chosen:
-            say(f"starting both servers on the {name} model")
-            place = folder / name
+            say(f"starting both servers: {name}")
+            place = folder / name.replace(", ", "-").replace(" ", "-")
             place.mkdir(parents=True)
-            with servers.pair(place, one_layer=name == "one-layer") as peers:
-                report["scenarios"] |= _rounds(peers, chosen, rounds, say)
+            parser = PARSER if scenarios is PARSED else None
+            with servers.pair(place, narrow=scenarios is not REAL, parser=parser) as peers:
+                _rounds(peers, chosen, rounds, say, report)
                 report["peak_bytes"][name] = {peer.name: peer.peak_bytes for peer in peers.values()}
     report["verdicts"] = [
-        verdict for one in (*ONE_LAYER, *REAL) if one.name in report["scenarios"] for verdict in _judge(one, report)
+        verdict
+        for scenarios in MODELS.values()
+        for one in scenarios
+        if one.name in report["scenarios"]
+        for verdict in _judge(one, report)
     ]
     report["minutes"] = (time.monotonic() - began) / 60
     return report
 
 
-def _rounds(peers: dict[str, Peer], scenarios: Sequence[Scenario], rounds: int, say: Say) -> dict[str, Any]:
+def _rounds(peers: dict[str, Peer], scenarios: Sequence[Scenario], rounds: int, say: Say, report: Report) -> None:
+    """Every scenario, round after round; one that cannot be measured is named in `faults`, and its promises fail."""
     most = max(scenarios, key=lambda one: one.connections)
     for peer in peers.values():
         for connections in WARM_CONNECTIONS:
             if connections <= most.connections:
                 measure.window(peer, Scenario("warm", "", most.body, connections, 1, most.path))
-        for scenario in scenarios:
-            measure.window(peer, scenario)
     found: dict[str, list[dict[str, measure.Figures]]] = {one.name: [] for one in scenarios}
-    for number in range(rounds):
+    broken: set[str] = set()
+    for number in range(rounds + 1):
         for scenario in scenarios:
+            if scenario.name in broken:
+                continue
             order = list(peers.values())[:: 1 if number % 2 else -1]
-            found[scenario.name].append({peer.name: measure.window(peer, scenario) for peer in order})
-        say(f"round {number + 1} of {rounds}")
-    return {
-        one.name: {"what": one.what, "summary": measure.summary(found[one.name]), "rounds": found[one.name]}
-        for one in scenarios
-    }
+            try:
+                measured = {peer.name: measure.window(peer, scenario) for peer in order}
+            except (RuntimeError, subprocess.TimeoutExpired) as fault:
+                broken.add(scenario.name)
+                report["faults"].append({"scenario": scenario.name, "fault": str(fault)})
+                say(f"CANNOT BE MEASURED: {fault}")
+                continue
+            if number:  # the first round warms up
+                found[scenario.name].append(measured)
+        say(f"round {number} of {rounds}" if number else "warm")
+    for one in scenarios:
+        if one.name not in broken:
+            report["scenarios"][one.name] = {
+                "what": one.what,
+                "summary": measure.summary(found[one.name]),
+                "rounds": found[one.name],
+            }
 
 
 def _judge(scenario: Scenario, report: Report) -> list[dict[str, Any]]:

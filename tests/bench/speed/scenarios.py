@@ -9,7 +9,7 @@ from typing import Any
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ALIAS = "bench"
 _STREAM = {"stream": True, "stream_options": {"include_usage": True}}
-_TOKENS = {"max_tokens": 128, "ignore_eos": True}
+_TOKENS = {"max_tokens": 128, "ignore_eos": True, "temperature": 0}
 _MESSAGES = [{"role": "user", "content": "Request NUMBER: tell me a story of a noodle shop and its three cats."}]
 _TOOL = {
     "type": "function",
@@ -52,7 +52,7 @@ _HEADLINE = {TOKEN_CPU: 0.50, RATE: 1.4}
 _WHOLE = {name: value for name, value in _chat().items() if name not in _STREAM}
 _TEXT = {name: value for name, value in _chat(prompt="Request NUMBER: once upon a time").items() if name != "messages"}
 
-ONE_LAYER = (
+NARROW = (
     Scenario("chat-1", "streamed chat, 1 stream", _chat(), 1, 6),
     Scenario("chat-16", "streamed chat, 16 streams", _chat(), 16, 3),
     Scenario("chat-64", "streamed chat, 64 streams", _chat(), 64, 2, promises=_HEADLINE),
@@ -62,19 +62,26 @@ ONE_LAYER = (
     Scenario("short-16", "replies of 4 tokens, 16 at a time", _chat(max_tokens=4), 16, 25),
     Scenario("long-8", "prompts of 1,300 tokens, 8 streams of 32 tokens", _chat(
         messages=[{"role": "user", "content": _LONG}], max_tokens=32), 8, 3),
-    Scenario("tools-16", "tools on offer, 16 streams", _chat(tools=[_TOOL]), 16, 2, promises={TOKEN_CPU: 0.80}),
     Scenario("schema-16", "a JSON schema, 16 streams", _chat(response_format={
         "type": "json_schema", "json_schema": {"name": "shop", "schema": _SCHEMA}}), 16, 2),
     Scenario("logprobs-16", "5 log-probabilities a token, 16 streams", _chat(logprobs=True, top_logprobs=5), 16, 2,
              promises={TOKEN_CPU: 0.80}),
-    Scenario("choices-16", "4 choices a request, 16 streams", _chat(n=4, max_tokens=64), 16, 2,
+    Scenario("choices-16", "4 choices a request, 16 streams", _chat(n=4, max_tokens=64, temperature=1), 16, 2,
              promises={TOKEN_CPU: 0.80}),
 )  # fmt: skip
-"""On the first layer of the demo model, so that the process in front of the engine is the limit."""
+"""On a corner of the demo model, so that the process in front of the engine is the limit."""
+PARSED = (
+    Scenario("tools-16", "tools on offer, 16 streams", _chat(tools=[_TOOL]), 16, 2, promises={TOKEN_CPU: 0.80}),
+    Scenario("untold-64", "a parser of tools, none on offer, 64 streams", _chat(), 64, 2, promises={TOKEN_CPU: 0.80}),
+)
+"""The same, with a parser of tool calls."""
 REAL = (
     Scenario("real-1", "streamed chat, 1 stream, the whole demo model", _chat(max_tokens=48), 1, 2,
              promises={FIRST: 1.02, PACE: 1.02}),
 )  # fmt: skip
+MODELS: Mapping[str, tuple[Scenario, ...]] = {"narrow": NARROW, "narrow, parser": PARSED, "whole": REAL}
+"""What both servers are started with, for which scenarios."""
+PARSER = "hermes"
 CHECKED = "chat-64"
 CHECKED_AT_MOST = 0.60
 """What `make bench-check` lets through: the promise, and room for a machine that is doing something else as well."""

@@ -1,6 +1,6 @@
 """The two servers, both up at once on the same model with the same engine options: vLLM's own, and Jubako with all on.
 
-It owns their processes, the one-layer model, Jubako's project and the tenant in it; it knows nothing of loads.
+It owns their processes, Jubako's project and the tenant in it; it knows nothing of loads.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import yaml
 
 from jubako.release import bundle, manifest
 from tests.bench.speed import kernel, scenarios
+from tests.bench.speed.narrow import write_narrow
 from tests.contract.vllm_server import running_server
-from tests.one_layer import write_one_layer
 from tests.project import DEMO, REPOSITORY, Project
 
 TENANT = "bench"
@@ -76,11 +76,14 @@ def demo_model() -> tuple[Path, str]:
 
 
 @contextmanager
-def pair(folder: Path, *, one_layer: bool) -> Iterator[dict[str, Peer]]:
-    """Both servers, on the demo model or on its first layer alone; `folder` keeps what they wrote."""
+def pair(folder: Path, *, narrow: bool, parser: str | None = None) -> Iterator[dict[str, Peer]]:
+    """Both servers, on the demo model or on a corner of it; `folder` keeps what they wrote.
+
+    With a `parser` of tool calls, every chat reply passes it, whether tools are on offer or not.
+    """
     model, dtype = demo_model()
-    if one_layer:
-        model = write_one_layer(model, folder)
+    if narrow:
+        model = write_narrow(model, folder)
     options = PROFILE["options"] | {"max_num_seqs": SEQUENCES}
     environment = {name: str(value) for name, value in PROFILE["environment"].items()}
     flags = [
@@ -99,7 +102,7 @@ def pair(folder: Path, *, one_layer: bool) -> Iterator[dict[str, Peer]]:
     with running_server(model, flags, environment, folder / "vllm.log") as url:
         (server,) = set(psutil.Process().children()) - before
         vllm = Peer("vllm", _port(url), "none", server.pid)
-        with _jubako(folder, model, _answer(url)) as jubako:
+        with _jubako(folder, model, _answer(url), parser) as jubako:
             yield {"vllm": vllm, "jubako": jubako}
 
 
@@ -111,7 +114,7 @@ def _answer(url: str) -> str:
 
 
 @contextmanager
-def _jubako(folder: Path, model: Path, answer: str) -> Iterator[Peer]:
+def _jubako(folder: Path, model: Path, answer: str, parser: str | None) -> Iterator[Peer]:
     project = Project.copy_to(folder / "project", {"BENTOML_HOME": str(folder / "home"), **PACE})
     project.environment["JUBAKO__ENGINE__OPTIONS__MAX_NUM_SEQS"] = str(SEQUENCES)
     smoke = folder / "smoke.yaml"
@@ -126,7 +129,7 @@ def _jubako(folder: Path, model: Path, answer: str) -> Iterator[Peer]:
         "--licence-reason",
         "a measure",
     ]
-    options += ["--tool-call-parser", "hermes", "--smoke", str(smoke)]
+    options += ["--smoke", str(smoke)] + ([] if parser is None else ["--tool-call-parser", parser])
     _run(project, "release", "create", "bench", "1", *options)
     project.environment |= {"JUBAKO__RELEASE__NAME": "bench", "JUBAKO__RELEASE__VERSION": "'1'"}
     document = {"policies": {TENANT: POLICY}, "tenants": {TENANT: {"policy": TENANT, "suspended": False}}}
