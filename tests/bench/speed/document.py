@@ -86,12 +86,15 @@ def _tails(report: Report) -> list[str]:
 
 
 def _memory(report: Report) -> list[str]:
-    lines = ["Peak memory of the serving process:", ""]
+    lines = ["Peak memory of the serving process, and what it costs to be there:", ""]
     for name, peak in report["peak_bytes"].items():
         vllm, jubako = peak["vllm"], peak["jubako"]
         lines.append(
             f"- {name} model: vLLM {vllm / 2**20:.0f} MiB, Jubako {jubako / 2**20:.0f} MiB, ratio {jubako / vllm:.2f}"
         )
+    for name, idle in report["idle_cpu_ms_per_second"].items():
+        vllm, jubako = idle["vllm"], idle["jubako"]
+        lines.append(f"- CPU with nothing to do, {name}: vLLM {vllm:.1f} ms a second, Jubako {jubako:.1f}")
     return lines
 
 

@@ -6,6 +6,7 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
@@ -14,6 +15,7 @@ from tests.bench.speed.scenarios import Scenario
 from tests.bench.speed.servers import Peer
 
 WINDOW_SECONDS = 300.0
+IDLE_SECONDS = 5.0
 PERCENTILES = (50, 95, 99)
 Figures = dict[str, float]
 
@@ -48,6 +50,13 @@ def window(peer: Peer, scenario: Scenario) -> Figures:
     else:
         figures |= _spread("total", [one["total_seconds"] for one in samples])
     return figures
+
+
+def idle(peer: Peer) -> float:
+    """Milliseconds of processor time in a second in which nothing is asked."""
+    before, begun = peer.cpu_seconds, time.monotonic()
+    time.sleep(IDLE_SECONDS)
+    return (peer.cpu_seconds - before) / (time.monotonic() - begun) * 1e3
 
 
 def _spread(name: str, seconds: Sequence[float]) -> Figures:

@@ -37,6 +37,7 @@ def run(folder: Path, command: str, rounds: int, say: Say, *, only: Sequence[str
         "rounds": rounds,
         "scenarios": {},
         "peak_bytes": {},
+        "idle_cpu_ms_per_second": {},
         "faults": [],
     }
     for name, scenarios in MODELS.items():
@@ -48,6 +49,7 @@ def run(folder: Path, command: str, rounds: int, say: Say, *, only: Sequence[str
             parser = PARSER if scenarios is PARSED else None
             with servers.pair(place, narrow=scenarios is not REAL, parser=parser) as peers:
                 _rounds(peers, chosen, rounds, say, report)
+                report["idle_cpu_ms_per_second"][name] = {one.name: measure.idle(one) for one in peers.values()}
                 report["peak_bytes"][name] = {peer.name: peer.peak_bytes for peer in peers.values()}
     report["verdicts"] = [
         verdict
@@ -62,11 +64,7 @@ def run(folder: Path, command: str, rounds: int, say: Say, *, only: Sequence[str
 
 def _rounds(peers: dict[str, Peer], scenarios: Sequence[Scenario], rounds: int, say: Say, report: Report) -> None:
     """Every scenario, round after round; one that cannot be measured is named in `faults`, and its promises fail."""
-    most = max(scenarios, key=lambda one: one.connections)
-    for peer in peers.values():
-        for connections in WARM_CONNECTIONS:
-            if connections <= most.connections:
-                measure.window(peer, Scenario("warm", "", most.body, connections, 1, most.path))
+    _warm(peers, max(scenarios, key=lambda one: one.connections))
     found: dict[str, list[dict[str, measure.Figures]]] = {one.name: [] for one in scenarios}
     broken: set[str] = set()
     for number in range(rounds + 1):
@@ -91,6 +89,13 @@ def _rounds(peers: dict[str, Peer], scenarios: Sequence[Scenario], rounds: int, 
                 "summary": measure.summary(found[one.name]),
                 "rounds": found[one.name],
             }
+
+
+def _warm(peers: dict[str, Peer], most: Scenario) -> None:
+    for peer in peers.values():
+        for connections in WARM_CONNECTIONS:
+            if connections <= most.connections:
+                measure.window(peer, Scenario("warm", "", most.body, connections, 1, most.path))
 
 
 def _judge(scenario: Scenario, report: Report) -> list[dict[str, Any]]:
