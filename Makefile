@@ -12,7 +12,7 @@ endif
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup serve test check bench-books bench-gate bench-overload lock prove-crash clean
+.PHONY: help setup serve test check bench bench-books bench-check bench-gate bench-overload lock prove-crash clean
 
 help: ## say what there is (this list)
 	@echo 'make <target> [PORT=$(PORT)] [PROFILE=cpu|gpu] [PYTHON=python3.11]'
@@ -40,6 +40,14 @@ check: setup ## format, lint, types and the rooms' boundaries (seconds)
 prove-crash: setup ## kill the server thirty times under load; the books must be whole after each (20 minutes)
 	$(BIN)/jubako release fetch
 	JUBAKO_TESTS_KILLS=30 $(BIN)/python -m pytest tests/e2e/test_crash.py -s $(PYTEST_ARGS)
+
+bench: setup ## measure CPU per token and request, speed and latency beside vLLM's own server (25 minutes)
+	$(BIN)/jubako release fetch
+	$(BIN)/python -m tests.bench.speed run
+
+bench-check: setup ## fail if a streamed token's CPU, beside vLLM's own server's, is over its budget (5 minutes)
+	$(BIN)/jubako release fetch
+	$(BIN)/python -m tests.bench.speed check
 
 bench-books: setup ## measure what the books cost in CPU per streamed token; fails above five percent (10 minutes)
 	$(BIN)/jubako release fetch

@@ -90,4 +90,5 @@ Jubako.add_asgi_middleware(  # type: ignore[attr-defined]
     settings=server.settings.server.surfaces,
     authenticate=server.authenticate,
     scrape=server.scrape,
+    api=application,
 )

@@ -330,6 +330,8 @@ class Pipeline:
             reply = await self.engine.answer(call, on_prompt)
             if isinstance(reply, Document):
                 raise InternalError("The engine gave no stream.")
+            if reply.through is not None:
+                reply.through(passage.exchange.offer)
             async with aclosing(reply.events) as events:
                 async for event in events:
                     if event != sse.DONE:

@@ -11,6 +11,7 @@ Knows the processes; the rooms below do not.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import math
 import os
@@ -158,6 +159,9 @@ class Server:
             await self._fail(life, reason)
             return
         assembly.serve(engine)
+        # What is there now stays: no collection of garbage needs to look at it again, in the middle of all streams.
+        gc.collect()
+        gc.freeze()
         if life.become_ready():
             self._announce()
             engine.warm()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -261,15 +261,23 @@ class Document:
     status: int = 200
 
 
+Offer = Callable[[bytes], bool]
+"""Takes a whole server-sent event and sends it at once, or says that it cannot."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stream:
     r"""A streamed reply.
 
     `events` yields complete server-sent events (`b"data: …\n\n"`) and ends in `[DONE]`; an error is raised as a
     `Refusal`, never yielded. Closing the iterator aborts the request in the engine.
+
+    `through`, if there is one, may be given an `Offer`. Events that come while `events` is being waited for may then
+    go there, from another task and in their order, and are not yielded if it takes them; never the last one.
     """
 
     events: AsyncGenerator[bytes]
+    through: Callable[[Offer], None] | None = None
 
 
 Reply = Document | Stream

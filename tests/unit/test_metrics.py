@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
 from jubako import errors
 from jubako.telemetry import reference
-from jubako.telemetry.metrics import CODES, FAMILIES, Metrics, exposition
+from jubako.telemetry.metrics import CODES, FAMILIES, Metrics, exposition, observe_all
 from jubako.vocabulary import Outcome, Route, Usage
 from tests.ended_requests import account, refused
 from tests.project import REPOSITORY
@@ -366,3 +366,19 @@ def test_the_page_of_metrics_is_current() -> None:
     page = (REPOSITORY / "docs" / "METRICS.md").read_text()
     assert page == reference.markdown()
     assert all(f"`{route.value}`" in page or route.value in page for route in Route)
+
+
+def test_many_observed_at_once_look_as_if_observed_one_by_one() -> None:
+    """Each in its bucket: bounds are inclusive, and beyond the last there is infinity."""
+    amounts = [0.5, 1.0, 1.5, 2.0, 4.0, 5.0, 1000.0, 0.0, -1.0, 1.0]
+    shown = []
+    for at_once in (True, False):
+        registry = CollectorRegistry()
+        histogram = Histogram("waits", "Waits.", ["engine"], registry=registry, buckets=(1, 2, 4)).labels("0")
+        if at_once:
+            observe_all(histogram, amounts)
+        else:
+            for amount in amounts:
+                histogram.observe(amount)
+        shown.append([line for line in exposition(registry, "")[0].decode().splitlines() if "created" not in line])
+    assert shown[0] == shown[1]

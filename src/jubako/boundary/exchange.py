@@ -12,7 +12,7 @@ import asyncio
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from contextlib import suppress
 from typing import Any
 
@@ -22,7 +22,7 @@ from jubako.vocabulary import Document
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+Send = Callable[[Message], Coroutine[Any, Any, None]]
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 CLIENT_CLOSED = 499
@@ -174,6 +174,24 @@ class Exchange:
             await self._status_line_sent.wait()
         await self._send({"type": "http.response.body", "body": event, "more_body": True})
         self.writing_since = 0.0
+
+    def offer(self, event: bytes) -> bool:
+        """Send one whole server-sent event without waiting; false, and nothing is sent, if that would have to wait.
+
+        From any task, in mid-stream, as long as the one that sends the events has sent all that came before. What this
+        saves is that task's turn, for each token of each stream.
+        """
+        if self.writing_since or not self.reply_started or not self._status_line_sent.is_set():
+            return False
+        sending = self._send({"type": "http.response.body", "body": event, "more_body": True})
+        try:
+            sending.send(None)
+        except StopIteration:
+            self.last_write_at = time.monotonic()
+            return True
+        # The socket takes no more. uvicorn waits before it writes, so nothing of this event is on its way.
+        sending.close()
+        return False
 
     async def close_stream(self) -> None:
         """End an event stream that has said all."""

@@ -47,12 +47,23 @@ _PREFLIGHT_SECONDS = b"600"
 
 
 class SurfaceGuard:
-    """ASGI around the whole service; for `Service.add_asgi_middleware(SurfaceGuard, settings=…, …)`."""
+    """ASGI around the whole service; for `Service.add_asgi_middleware(SurfaceGuard, settings=…, …)`.
+
+    `api` is what the service mounts. What is its own goes there directly: the layers in between do nothing for it, and
+    some of them do it for every token.
+    """
 
     def __init__(
-        self, app: Application, *, settings: SurfaceSettings, authenticate: Authenticate, scrape: Scrape
+        self,
+        app: Application,
+        *,
+        settings: SurfaceSettings,
+        authenticate: Authenticate,
+        scrape: Scrape,
+        api: Application | None = None,
     ) -> None:
         self._app = app
+        self._direct = api or app
         self._authenticate = authenticate
         self._scrape = scrape
         self._rules: Mapping[str, str] = {
@@ -72,7 +83,7 @@ class SurfaceGuard:
             if self._origins:
                 await self._api(scope, receive, send)
             else:
-                await self._app(scope, receive, send)
+                await self._direct(scope, receive, send)
         elif (rule := self._rule(path, scope.get("root_path", ""))) is None:
             await self._app(scope, receive, send)
         else:
@@ -129,7 +140,7 @@ class SurfaceGuard:
                 message["headers"] = [*message["headers"], *allowed]
             await send(message)
 
-        await self._app(scope, receive, with_origin)
+        await self._direct(scope, receive, with_origin)
 
 
 def _guards(plain: str, rules: Mapping[str, str]) -> bool:

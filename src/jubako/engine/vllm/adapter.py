@@ -18,6 +18,7 @@ from vllm.exceptions import VLLMError
 
 from jubako.engine.port import OnPrompt, VitalSigns
 from jubako.engine.vllm import constraints, faults
+from jubako.engine.vllm.deltas import Deltas
 from jubako.engine.vllm.launch import Launched, launch
 from jubako.engine.vllm.llm import Generation, current_generation
 from jubako.engine.vllm.vetting import Vetting
@@ -131,9 +132,9 @@ class VllmEngine:
         self._generations[call.request_id] = generation
         try:
             if call.route is Route.CHAT:
-                result = await self._chat(launched, call)
+                result = await self._chat(launched, generation)
             else:
-                result = await self._completion(launched, call)
+                result = await self._completion(launched, generation)
             if isinstance(result, ErrorResponse):
                 raise generation.failure or faults.from_body(result.model_dump()["error"])
         except (Refusal, asyncio.CancelledError):
@@ -145,18 +146,27 @@ class VllmEngine:
         if isinstance(result, BaseModel):
             await self._stop(generation)
             return Document(result.model_dump_json().encode())
-        return Stream(self._events(result, generation))
+        deltas = generation.deltas
+        return Stream(self._events(result, generation), None if deltas is None else deltas.through)
 
-    async def _chat(self, launched: Launched, call: Call) -> Any:
+    async def _chat(self, launched: Launched, generation: Generation) -> Any:
+        call = generation.call
         request = _validated(ChatCompletionRequest, call)
-        return await launched.state.openai_serving_chat.create_chat_completion(request)
+        chat = launched.state.openai_serving_chat
+        if _is_plain(request) and launched.llm.each_token_is_shown:
+            generation.deltas = Deltas(call.usage, request)
+        return await chat.create_chat_completion(request)
 
-    async def _completion(self, launched: Launched, call: Call) -> Any:
+    async def _completion(self, launched: Launched, generation: Generation) -> Any:
+        call = generation.call
         request = _validated(CompletionRequest, call)
+        if call.demand.prompts == 1 and _is_plain(request) and launched.llm.each_token_is_shown:
+            generation.deltas = Deltas(call.usage, request)
         return await launched.state.openai_serving_completion.create_completion(request)
 
     async def _events(self, source: AsyncGenerator[str], generation: Generation) -> AsyncGenerator[bytes]:
         """The events of vLLM; its in-stream error, which a `[DONE]` would follow, is raised instead."""
+        deltas, route = generation.deltas, generation.call.route
         try:
             async for event in source:
                 if event.startswith(_ERROR_EVENT):
@@ -164,6 +174,9 @@ class VllmEngine:
                 yield event.encode()
                 if event.startswith(_DONE_EVENT):
                     return
+                if deltas is not None and deltas.learn(event, route):
+                    while (plain := await deltas.events()) is not None:
+                        yield plain
             raise InternalError("The stream ended early.")
         finally:
             await source.aclose()
@@ -218,6 +231,20 @@ class VllmEngine:
         if self._launched is not None:
             launched, self._launched = self._launched, None
             await asyncio.to_thread(launched.llm.shutdown, timeout_seconds)
+
+
+def _is_plain(request: Any) -> bool:
+    """Whether the events of the reply differ in nothing but their text: those of one choice, without anything else."""
+    options = request.stream_options
+    return bool(
+        request.stream
+        and (request.n or 1) == 1
+        and (request.logprobs is None or request.logprobs is False)
+        and request.prompt_logprobs is None
+        and not request.echo
+        and not request.return_token_ids
+        and not (options is not None and options.continuous_usage_stats)
+    )
 
 
 def _validated(model: type[BaseModel], call: Call) -> Any:

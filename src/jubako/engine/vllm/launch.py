@@ -17,7 +17,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from jubako.engine import options as engine_options
-from jubako.engine.vllm.llm import OwnedLLM, StepWatch
+from jubako.engine.vllm.llm import OwnedLLM, StepMetrics, StepWatch, current_generation
 from jubako.errors import StartupFault
 from jubako.vocabulary import ServedRelease
 
@@ -85,7 +85,7 @@ def build(arguments: argparse.Namespace) -> tuple[OwnedLLM, StepWatch]:
     llm = OwnedLLM.from_vllm_config(
         config,
         usage_context=UsageContext.OPENAI_API_SERVER,
-        stat_loggers=[steps.factory],
+        stat_loggers=[steps.factory, StepMetrics],
         enable_log_requests=False,
         disable_log_stats=False,
     )
@@ -100,7 +100,22 @@ async def wire(llm: OwnedLLM, arguments: argparse.Namespace) -> State:
         await init_app_state(llm, state, arguments, await llm.get_supported_tasks())
     except (ValueError, TypeError, KeyError) as error:
         raise StartupFault(f"engine options: {error}") from None
+    if state.openai_serving_chat is not None:
+        watch_parsers(state.openai_serving_chat)
     return state
+
+
+def watch_parsers(chat: Any) -> None:
+    """Have the parser of each stream that takes the short way known to it; vLLM makes one when a stream begins."""
+    make = chat._make_parser  # noqa: SLF001 - where every parser comes from
+
+    def watched(*arguments: Any, **options: Any) -> Any:
+        parser = make(*arguments, **options)
+        generation = current_generation.get()
+        deltas = None if generation is None else generation.deltas
+        return parser if deltas is None else deltas.parse(parser)
+
+    chat._make_parser = watched  # noqa: SLF001
 
 
 async def launch(release: ServedRelease, options: Mapping[str, Any], shutdown_timeout_seconds: int) -> Launched:

@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.metrics.loggers import StatLoggerBase
+from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
 
 from jubako.engine.port import OnPrompt
 from jubako.engine.vllm import constraints
+from jubako.engine.vllm.deltas import Deltas
 from jubako.engine.vllm.vetting import Vetting
 from jubako.errors import InternalError, InvalidRequest
+from jubako.telemetry.metrics import observe_all
 from jubako.vocabulary import Call, Step, Usage
 
 if TYPE_CHECKING:
@@ -43,6 +45,8 @@ class Generation:
     """vLLM's record of each sequence; it stands after the engine has forgotten it."""
     over: bool = False
     """Nothing more may be generated for the call: it was stopped, or its reply is whole."""
+    deltas: Deltas | None = None
+    """Takes what is generated the short way, if the reply is a stream of one choice's plain text."""
 
     @property
     def request_id(self) -> str:
@@ -120,6 +124,25 @@ class StepWatch(StatLoggerBase):
         return self
 
 
+class StepMetrics(PrometheusStatLogger):
+    """vLLM's own metrics, with what there is one of for each token observed once a step."""
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:  # names are vLLM's
+        """One step's outputs arrived."""
+        latencies = [] if iteration_stats is None else iteration_stats.inter_token_latencies_iter
+        if not latencies:
+            super().record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
+            return
+        iteration_stats.inter_token_latencies_iter = []
+        try:
+            super().record(scheduler_stats, iteration_stats, mm_cache_stats, engine_idx)
+        finally:
+            iteration_stats.inter_token_latencies_iter = latencies
+        observe_all(self.histogram_inter_token_latency[engine_idx], latencies)
+
+
 class OwnedLLM(AsyncLLM):
     """`AsyncLLM` that knows which of our requests each generation belongs to, and holds it to what was granted."""
 
@@ -134,7 +157,10 @@ class OwnedLLM(AsyncLLM):
             add_request(request, *arguments, **options)
             generation = current_generation.get()
             if generation is not None:
-                generation.register(processor.request_states[request.request_id])
+                state = processor.request_states[request.request_id]
+                generation.register(state)
+                if generation.deltas is not None:
+                    generation.deltas.attach(state)
 
         # Every sequence is registered here, at once and before the engine has it: whoever leaves later is counted.
         processor.add_request = add_on_record
@@ -143,6 +169,11 @@ class OwnedLLM(AsyncLLM):
         """Have every grammar vetted, and vLLM not read it again on the event loop."""
         self.vetting = vetting
         self.input_processor.structured_outputs_config = None
+
+    @property
+    def each_token_is_shown(self) -> bool:
+        """Whether a stream has what each step generates, as it is unless an engine option joins several."""
+        return bool(self.output_processor.stream_interval == 1)
 
     async def _vet(self, params: Any, tenant: str) -> None:
         constraint = constraints.of_outputs(getattr(params, "structured_outputs", None), None)
@@ -164,8 +195,12 @@ class OwnedLLM(AsyncLLM):
             raise
         generation.engine_ids.add(request_id)
         usage = generation.call.usage
-        delta = sampling_params.output_kind is RequestOutputKind.DELTA
-        inner = super().generate(prompt, sampling_params, request_id, **options)
+        # The short way counts by itself, for it does not show every token here.
+        delta = sampling_params.output_kind is RequestOutputKind.DELTA and generation.deltas is None
+        if generation.deltas is None:
+            inner = super().generate(prompt, sampling_params, request_id, **options)
+        else:
+            inner = self._outputs(generation.deltas, prompt, sampling_params, request_id, options)
         begun = False
         try:
             await self._vet(sampling_params, generation.call.principal.tenant)
@@ -190,6 +225,22 @@ class OwnedLLM(AsyncLLM):
             await inner.aclose()
             generation.settle()
             generation.engine_ids.discard(request_id)
+
+    async def _outputs(
+        self, deltas: Deltas, prompt: Any, sampling_params: Any, request_id: str, options: dict[str, Any]
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """As `AsyncLLM.generate`, with what is generated taken from `deltas`, which vLLM was given to fill."""
+        finished = False
+        try:
+            await self.add_request(request_id, prompt, sampling_params, **options)
+            while not finished:
+                output = await deltas.output()
+                finished = output.finished
+                yield output
+        finally:
+            if not finished and not self.errored:
+                await self.abort(request_id)
+            deltas.detach()
 
 
 def _follow(usage: Usage, output: RequestOutput, *, delta: bool) -> None:
