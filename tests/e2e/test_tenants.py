@@ -166,7 +166,7 @@ def test_a_limit_a_minute_is_told_and_kept(jubako_server: Served, keys: Keys) ->
     refused = ask(jubako_server, key)
     assert error_of(refused) == (429, "rate_limit_exceeded")
     assert refused.headers["x-should-retry"] == "true"
-    assert 0 < int(refused.headers["retry-after-ms"]) <= 60_000
+    assert 0 < int(refused.headers["retry-after-ms"]) <= 61_000  # a minute, and the second that a slot lasts
     assert refused.headers["x-ratelimit-remaining-requests"] == "0"
 
 
@@ -187,6 +187,7 @@ def test_a_cancelled_stream_is_charged_what_was_generated(jubako_server: Served,
             json=PROMPT | {"max_tokens": ENDLESS, "stream": True},
         ) as reply,
     ):
+        assert reply.status_code == httpx.codes.OK
         events = 0
         for line in reply.iter_lines():
             events += line.startswith("data:")
