@@ -384,6 +384,23 @@ async def test_streams_that_are_parsed_are_the_same(
     assert called == any(b'"tool_calls"' in event for event in short.events)
 
 
+async def test_an_event_that_ends_the_reasoning_is_not_repeated(model_folder: Path) -> None:
+    """It has text beside the reasoning when one step brings both; the events after it have their text alone."""
+    engine, core = await front_end(
+        model_folder,
+        served={"reasoning_parser": "qwen3", "tool_call_parser": "hermes", "enable_auto_tool_choice": True},
+    )
+    thinking = Front(engine, core)
+    tokens = encode(engine, "<think>hm</think>The answer is six, seven.")
+    steps: list[Step] = [(tokens[:-6], None), *one_by_one(tokens[-6:])]
+    try:
+        short, own = await both(thinking, Route.CHAT, CHAT | USAGE | {"tools": [WEATHER]}, steps)
+    finally:
+        await engine.close(0)
+    assert short.events == own.events
+    assert sum(b'"reasoning":"hm"' in event for event in short.events) == 1
+
+
 async def test_a_parser_that_fails_fails_as_it_would_in_vllm(parsing: Front) -> None:
     """The same refusal, after the same events."""
     from vllm.parser.abstract_parser import DelegatingParser
@@ -403,6 +420,24 @@ async def test_a_parser_that_fails_fails_as_it_would_in_vllm(parsing: Front) -> 
     assert short.error is not None
     assert (type(short.error), str(short.error)) == (type(own.error), str(own.error))
     assert short.events == own.events
+
+
+async def test_a_parser_has_each_token_once(parsing: Front) -> None:
+    """Those that it had on the short way are not given to it again with the last output."""
+    from vllm.parser.abstract_parser import DelegatingParser
+
+    parse = DelegatingParser.parse_delta
+    given: list[tuple[str, list[int], bool]] = []
+
+    def note(parser: Any, **delta: Any) -> Any:
+        given.append((delta["delta_text"], list(delta["delta_token_ids"]), delta["finished"]))
+        return parse(parser, **delta)
+
+    steps = one_by_one(encode(parsing.engine, f"Let me see. {CALLS} And < that is all."))
+    body = CHAT | {"tools": [WEATHER], "tool_choice": "auto"}
+    with mock.patch.object(DelegatingParser, "parse_delta", note):
+        await both(parsing, Route.CHAT, body, steps)
+    assert given[: len(steps)] == given[len(steps) :]
 
 
 EVENT = 'data: {"id":"x","model":NAME,"choices":[{"index":0,"delta":{"content":"a\\"b"},"finish_reason":null}]}\n\n'
@@ -425,6 +460,8 @@ async def test_the_text_is_found_whatever_a_model_is_called(name: str) -> None:
         EVENT.replace('"content":"a\\"b"', '"content":null'),
         EVENT.replace('"content"', '"role":"assistant","content"'),
         EVENT.replace('"index":0', '"index":1'),
+        EVENT.replace('"content":"a\\"b"', '"content":"a","reasoning":"b"'),
+        EVENT.replace('"content":"a\\"b"', '"content":"a","tool_calls":[{"index":0}]'),
         'data: {"error":{"message":"no"}}\n\n',
         "data: [DONE]\n\n",
     ],
@@ -432,3 +469,10 @@ async def test_the_text_is_found_whatever_a_model_is_called(name: str) -> None:
 async def test_other_events_are_no_pattern(event: str) -> None:
     """They are not repeated."""
     assert Pattern.of(event, Route.CHAT) is None
+
+
+async def test_half_a_character_does_not_raise() -> None:
+    """It would, where the tokens of every stream are dealt with."""
+    pattern = Pattern.of(EVENT.replace("NAME", '"x"'), Route.CHAT)
+    assert pattern is not None
+    assert b'"a?b"' in pattern.event("a\ud83db")

@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncGenerator
 
+import pytest
 import uvicorn
 
 from jubako.boundary import sse
@@ -150,6 +151,26 @@ async def test_nothing_is_taken_before_the_status_line() -> None:
     await exchange.open_stream()
     assert exchange.offer(event("a"))
     assert len(sent) == 2
+
+
+async def test_a_connection_that_fails_is_no_error_of_who_offers() -> None:
+    """Who offers works for all streams; the task of this one meets the error."""
+    broken = False
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request"}
+
+    async def send(_: object) -> None:
+        if broken:
+            raise RuntimeError("of the connection")
+
+    exchange = Exchange({"method": "POST", "path": "/", "headers": []}, receive, send)
+    await exchange.open_stream()
+    assert exchange.offer(event("a"))
+    broken = True
+    assert not exchange.offer(event("b"))
+    with pytest.raises(RuntimeError):
+        await exchange.event(event("b"))
 
 
 async def test_over_a_real_socket_no_byte_is_lost_or_sent_twice() -> None:

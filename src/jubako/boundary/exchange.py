@@ -189,6 +189,8 @@ class Exchange:
         except StopIteration:
             self.last_write_at = time.monotonic()
             return True
+        except Exception:  # noqa: BLE001 - the stream's own task will meet it; whoever offers works for all streams
+            return False
         # The socket takes no more. uvicorn waits before it writes, so nothing of this event is on its way.
         sending.close()
         return False

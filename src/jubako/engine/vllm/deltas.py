@@ -56,11 +56,14 @@ class Pattern:
         after = event[end:]
         if _UNFINISHED not in after or _COUNTED in after or not after.endswith("}\n\n"):
             return None
+        if route is Route.CHAT and not after.startswith("}"):
+            return None  # its delta has more than the text: the end of the reasoning, a tool call
         return cls(event[:start], after)
 
     def event(self, text: str) -> bytes:
         """The event of `text`."""
-        return f"{self.before}{_quoted(text)}{self.after}".encode()
+        # Half a character (a lone surrogate), which a parser could make, must not raise in the output processor.
+        return f"{self.before}{_quoted(text)}{self.after}".encode(errors="replace")
 
 
 class Replayed:
@@ -72,14 +75,19 @@ class Replayed:
     def __init__(self, parser: Any) -> None:
         self._parser = parser
         self._said: deque[Any] = deque()
+        self._ahead = 0
+        """Tokens that the parser had here, and that vLLM's generator has yet to hand over."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._parser, name)
 
     def parse_delta(self, **delta: Any) -> Any:
         """For vLLM's generator: what was said already, or what the parser says now."""
+        token_ids = delta["delta_token_ids"]
         if not self._said:
+            delta["delta_token_ids"], self._ahead = token_ids[self._ahead :], 0
             return self._parser.parse_delta(**delta)
+        self._ahead -= len(token_ids)
         said = self._said.popleft()
         if isinstance(said, Exception):
             raise said
@@ -87,6 +95,7 @@ class Replayed:
 
     def content(self, delta: Mapping[str, Any]) -> str | None:
         """The text of an event that has nothing else, empty without an event; None if vLLM's generator has to tell."""
+        self._ahead += len(delta["delta_token_ids"])
         try:
             said = self._parser.parse_delta(**delta)
         except Exception as error:  # noqa: BLE001 - it is raised where vLLM would have met it
