@@ -238,9 +238,10 @@ class OwnedLLM(AsyncLLM):
                 finished = output.finished
                 yield output
         finally:
+            # First, for the abort may be cancelled.
+            deltas.detach()
             if not finished and not self.errored:
                 await self.abort(request_id)
-            deltas.detach()
 
 
 def _follow(usage: Usage, output: RequestOutput, *, delta: bool) -> None:
