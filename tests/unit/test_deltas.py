@@ -15,7 +15,7 @@ from unittest import mock
 import pytest
 import pytest_asyncio
 
-from jubako.engine.vllm.deltas import Pattern
+from jubako.engine.vllm.deltas import Deltas, Pattern
 from jubako.errors import InternalError, Unavailable
 from jubako.vocabulary import Call, Route, Stream
 from tests.caller import SECONDS, call_of
@@ -95,7 +95,7 @@ async def say(front: Front, route: Route, body: dict[str, Any], steps: Sequence[
                 continue
             tokens, end = step
             front.core.step({name: tokens}, finish=None if end is None else {name: end})
-            while not front.core.idle:
+            while not (front.core.idle and _taken(front, name)):
                 await asyncio.sleep(0)
             for _ in range(8):  # every task that the step woke has its turn
                 await asyncio.sleep(0)
@@ -103,6 +103,17 @@ async def say(front: Front, route: Route, body: dict[str, Any], steps: Sequence[
     front.core.requests.clear()
     said.events = [_comparable(one + b"\n\n") for one in b"".join(said.parts).split(b"\n\n")[:-1]]
     return said
+
+
+def _taken(front: Front, name: str) -> bool:
+    """Whether nothing waits to be taken of what the engine said, by either way."""
+    state = front.engine._launched.llm.output_processor.request_states.get(name)
+    if state is None:
+        return True
+    queue = state.queue
+    if isinstance(queue, Deltas):
+        return not queue._items and queue._waiter is not None
+    return bool(queue.output is None)
 
 
 def _take(said: Said, event: bytes) -> bool:

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollecto
 from jubako.telemetry.metrics import FAMILIES, Metrics, exposition
 from jubako.vocabulary import Outcome
 from tests.ended_requests import account, refused
-from tests.project import REPOSITORY
+from tests.project import REPOSITORY, until
 from tests.prometheus import RULES, Prometheus, exposing, program, scraping
 
 DEPLOY = REPOSITORY / "configuration" / "deploy"
@@ -144,17 +145,18 @@ def test_each_alert_is_tested_both_ways() -> None:
 
 def test_a_real_prometheus_evaluates_every_rule(prometheus: Prometheus) -> None:
     """Without an error, and recording rules have series."""
+    for rule in rules():
+        if "record" in rule:
+            until(partial(prometheus.query, rule["record"]), f"{rule['record']} has series")
     found = prometheus.rules()
     assert {rule["name"]: rule.get("lastError", "") for rule in found if rule["health"] != "ok"} == {}
     assert len(found) == len(rules())
-    for rule in rules():
-        if "record" in rule:
-            assert prometheus.query(rule["record"]), rule["record"]
 
 
 def test_a_real_prometheus_has_an_answer_to_every_panel(prometheus: Prometheus) -> None:
     """An empty answer would be a label that does not exist."""
-    assert [(title, query) for title, query in dashboard_queries() if not prometheus.query(query)] == []
+    for title, query in dashboard_queries():
+        until(partial(prometheus.query, query), f"{title}: {query}: an answer", 20)
 
 
 def test_a_real_prometheus_links_times_to_traces(prometheus: Prometheus) -> None:
