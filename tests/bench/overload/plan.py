@@ -76,9 +76,9 @@ WHOLE = Plan(
     probe_seconds=0.075,
     trial_seconds=30,
     rounds=2,
-    phase_seconds=75,
+    phase_seconds=45,
     backlog_seconds=30,
-    quiet_share=0.1,
+    quiet_share=0.15,
     loud_factor=10,
     backlog_multiple=2,
 )
