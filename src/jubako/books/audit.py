@@ -19,7 +19,7 @@ from jubako.books.journal import Head, Position
 from jubako.books.line import Clockface, encode
 from jubako.books.tail import End, Lock, find_end
 from jubako.errors import StartupFault
-from jubako.vocabulary import Account
+from jubako.vocabulary import Account, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,10 @@ class Audit:
 
     @property
     def unrecorded(self) -> int:
-        """Accounts that could not be written since the start; each is in the log."""
+        """Accounts that could not be written since the start; each is in the log.
+
+        Without those that were refused: a full disk refuses every request that comes, and they used nothing.
+        """
         return self._unrecorded
 
     # -- in the event loop
@@ -153,7 +156,7 @@ class Audit:
             except OSError:
                 pass  # the next line tries again before it is written
         self._failures += 1
-        self._unrecorded += 1
+        self._unrecorded += account.outcome is not Outcome.REFUSED
         self._fault = why
         # The log is the last place left: what was used must not vanish without a trace.
         logger.error(

@@ -8,12 +8,12 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from jubako.books.audit import Audit, AuditFault
+from jubako.books.audit import Audit
 from jubako.books.echo import Echo
 from jubako.books.ledger import Ledger, LedgerState
 from jubako.errors import Unavailable
 from jubako.sections import BooksSettings
-from jubako.vocabulary import Account, Outcome
+from jubako.vocabulary import Account
 
 CLOSE_SECONDS = 5.0
 """For the ledger to book what was written; what it does not manage, the next start takes."""
@@ -27,7 +27,6 @@ class Books:
         self._ledger = ledger
         self._echo = echo
         self._release_digest = release_digest
-        self._unrecorded = 0
 
     @classmethod
     def open(cls, settings: BooksSettings, root: Path, release_digest: str) -> Books:
@@ -61,12 +60,7 @@ class Books:
 
         For the event loop alone.
         """
-        try:
-            self._audit.append(account if account.release else replace(account, release=self._release_digest))
-        except AuditFault:
-            if account.outcome is not Outcome.REFUSED:
-                self._unrecorded += 1
-            raise
+        self._audit.append(account if account.release else replace(account, release=self._release_digest))
 
     def require_healthy(self) -> None:
         """Refuse a new request while it could not be put on record."""
@@ -80,11 +74,8 @@ class Books:
 
     @property
     def unrecorded(self) -> int:
-        """Requests since the start that ended while the audit could not be written; each is in the log.
-
-        Without those that were refused: a full disk refuses every request that comes, and they used nothing.
-        """
-        return self._unrecorded
+        """Requests since the start, but refused ones, that ended while the audit could not be written; all are logged."""
+        return self._audit.unrecorded
 
     @property
     def lag(self) -> int:

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import os
-import platform
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from tests.bench import machine
 from tests.bench.overload import servers, verdicts
 from tests.bench.overload.bench import Bench, keeper, say
 from tests.bench.overload.fairness import fairness
@@ -40,8 +36,8 @@ def measure(plan: Plan, folder: Path, command: str, *, sweeps: tuple[str, ...], 
     report: Report = {
         "command": command,
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "machine": _machine(),
-        "versions": _versions(),
+        "machine": machine.machine(),
+        "versions": machine.versions(DISTRIBUTIONS),
         "settings": servers.settings(),
         "plan": asdict(plan),
         "servers": {},
@@ -107,24 +103,3 @@ def _judge(report: Report, *, only_fairness: bool) -> list[verdicts.Verdict]:
         found.append(verdicts.steady(report["servers"]))
         found += verdicts.retry_after(report["retry_after"])
     return found + verdicts.fairness(report["fairness"])
-
-
-def _machine() -> dict[str, Any]:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
-    return {
-        "processor": model,
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(psutil.virtual_memory().total / 2**30),
-        "python": platform.python_version(),
-    }
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in DISTRIBUTIONS:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

@@ -6,14 +6,13 @@ Whatever the machine does beside it meets both servers of a round alike, so what
 from __future__ import annotations
 
 import datetime as dt
-import platform
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from tests.bench import machine
 from tests.bench.speed import measure, servers
 from tests.bench.speed.scenarios import MODELS, PARSED, PARSER, RATE, REAL, Scenario
 from tests.bench.speed.servers import Peer
@@ -31,8 +30,8 @@ def run(folder: Path, command: str, rounds: int, say: Say, *, only: Sequence[str
     report: Report = {
         "command": command,
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "machine": servers.machine() | {"python": platform.python_version()},
-        "versions": _versions(),
+        "machine": machine.machine(),
+        "versions": machine.versions(DISTRIBUTIONS),
         "engine": servers.PROFILE | {"max_num_seqs": servers.SEQUENCES},
         "rounds": rounds,
         "scenarios": {},
@@ -106,13 +105,3 @@ def _judge(scenario: Scenario, report: Report) -> list[dict[str, Any]]:
         holds = ratio >= bound if figure == RATE else ratio <= bound
         verdicts.append({"scenario": scenario.name, "figure": figure, "bound": bound, "ratio": ratio, "holds": holds})
     return verdicts
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in DISTRIBUTIONS:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

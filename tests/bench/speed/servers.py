@@ -6,7 +6,6 @@ It owns their processes, Jubako's project and the tenant in it; it knows nothing
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -155,11 +154,3 @@ def _port(url: str) -> int:
     if port is None:
         raise RuntimeError(f"no port in {url}")
     return port
-
-
-def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    processor = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
-    memory = round(psutil.virtual_memory().total / 2**30)
-    return {"processor": processor, "cores": len(os.sched_getaffinity(0)), "memory_gib": memory}
