@@ -74,7 +74,7 @@ class Books:
 
     @property
     def unrecorded(self) -> int:
-        """Requests since the start, but refused ones, that ended while the audit could not be written; all are logged."""
+        """Requests since the start that ended, not refused, while the audit could not be written; all are logged."""
         return self._audit.unrecorded
 
     @property
