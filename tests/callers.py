@@ -10,14 +10,16 @@ from typing import Any
 
 import httpx
 
+from tests.contract.corpus import ENDLESS_TOKENS
 from tests.project import DEMO, Served, until
 
 PATIENCE_SECONDS = 180.0
 ANSWER_SECONDS = 60.0
 MANY = 600
-"""Tokens of a stream that a test means to finish, and that is not over before all are under way."""
-ENDLESS = 1900
-"""Tokens of a stream that a test means to cut: far more than any machine makes before it does."""
+"""Tokens of a stream that a test means to finish."""
+ENDLESS = ENDLESS_TOKENS
+"""Tokens of a stream that a test means to cut."""
+ATTEMPTS = 5
 
 
 class Caller(threading.Thread):
@@ -66,18 +68,46 @@ class Caller(threading.Thread):
         return str(error.get("code", f"after {len(self.events)} events: no last one"))
 
 
-@contextmanager
-def streaming(served: Served, callers: int = 3, max_tokens: int = ENDLESS) -> Iterator[list[Caller]]:
-    """Callers that all have had a few tokens; at the end each has been waited for."""
+def _started(served: Served, callers: int, max_tokens: int) -> list[Caller]:
+    """Callers that all have had a few tokens, or more if the test itself was held up."""
     started = [Caller(served, max_tokens) for _ in range(callers)]
     for caller in started:
         caller.start()
     until(lambda: all(len(caller.events) > 5 for caller in started), "every stream is under way")
-    assert not any(caller.completed for caller in started), "a stream ended before all were under way"
-    yield started
-    for caller in started:
+    return started
+
+
+def _join(callers: list[Caller]) -> None:
+    for caller in callers:
         caller.join(PATIENCE_SECONDS)
         assert not caller.is_alive(), "a caller was left without an end"
+
+
+@contextmanager
+def streaming(served: Served, callers: int = 3) -> Iterator[list[Caller]]:
+    """Callers in the middle of a stream that must be cut; at the end each has been waited for."""
+    started = _started(served, callers, ENDLESS)
+    yield started
+    _join(started)
+
+
+@contextmanager
+def finishing(served: Served, callers: int = 3) -> Iterator[list[Caller]]:
+    """Callers in the middle of a stream, where the engine stands still until the block ends; then they finish.
+
+    If they finished before it could be held, because the test itself was held up, others are started.
+    """
+    for _ in range(ATTEMPTS):
+        started = _started(served, callers, MANY)
+        with served.engine_held():
+            models(served)  # what the engine had sent before is dealt with
+            if all(len(caller.events) < MANY // 2 for caller in started):
+                yield started
+                break
+        _join(started)
+    else:
+        raise AssertionError(f"{ATTEMPTS} times, the streams were over before all were under way")
+    _join(started)
 
 
 def models(served: Served, timeout_seconds: float = ANSWER_SECONDS) -> httpx.Response:

@@ -6,7 +6,7 @@ import re
 
 import httpx
 
-from tests.project import Served, until
+from tests.project import END_SECONDS, Served, until
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
@@ -31,7 +31,7 @@ def await_busy(server: Served, requests: int = 1) -> None:
     until(lambda: gauges(server)[RUNNING] >= requests, f"the engine runs {requests} requests")
 
 
-def await_rest(server: Served, seconds: float = 20) -> None:
+def await_rest(server: Served, seconds: float = END_SECONDS) -> None:
     """Wait until the engine runs nothing, holds nothing back and has no cache in use."""
     until(
         lambda: all(gauges(server)[name] == 0 for name in (RUNNING, WAITING, CACHE)),

@@ -182,7 +182,8 @@ class Served:
         try:
             yield
         finally:
-            engine.send_signal(signal.SIGCONT)
+            with suppress(psutil.NoSuchProcess):
+                engine.send_signal(signal.SIGCONT)
 
     def _only(self, matches: Callable[[str], bool]) -> psutil.Process:
         for process in self.processes():

@@ -24,7 +24,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "hasty": {"deadline_seconds": 2},
     "impatient": {"queue_seconds": 0.05},
     "three-a-minute": {"tenant_budget": {"requests_per_minute": 3}},
-    "thrifty": {"tenant_budget": {"tokens_per_minute": 4000}},
+    "thrifty": {"tenant_budget": {"tokens_per_minute": 20000}},
     "one-at-a-time": {"tenant_budget": {"concurrency": 1}},
     "one-a-key": {"key_budget": {"concurrency": 1}},
     "spent": {"tenant_budget": {"tokens_per_day": 40}},

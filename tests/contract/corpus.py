@@ -13,7 +13,10 @@ from typing import Any
 BASE = "smollm2-135m-instruct"
 SECOND_NAME = "smollm2"
 ADAPTER = "smollm2-tiny-lora"
-CONTEXT_TOKENS = 2048
+CONTEXT_TOKENS = 8192
+"""As long as the model takes: a stream that a test cuts must outlast whatever holds the test up meanwhile."""
+ENDLESS_TOKENS = 8000
+"""Of such a stream, beside a short prompt: minutes."""
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

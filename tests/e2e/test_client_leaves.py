@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 
-from tests.contract.corpus import BASE, CHAT, COMPLETIONS, says
+from tests.contract.corpus import BASE, CHAT, COMPLETIONS, ENDLESS_TOKENS, says
 from tests.engine_metrics import CACHE, GENERATED, await_busy, await_rest, gauges
 from tests.project import Served, until
 
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-LONG_TOKENS = 1500
-LONG: dict[str, Any] = {"model": BASE, "temperature": 0, "max_tokens": LONG_TOKENS}
+LONG: dict[str, Any] = {"model": BASE, "temperature": 0, "max_tokens": ENDLESS_TOKENS}
 ENDLESS: dict[str, Any] = {"ignore_eos": True}
 TELL = says("Tell me a very long story.")
 SEED = 20
@@ -40,7 +39,7 @@ def spared(request: pytest.FixtureRequest, jubako_server: Served) -> Iterator[No
     before = gauges(jubako_server)[GENERATED]
     yield
     await_rest(jubako_server)
-    assert gauges(jubako_server)[GENERATED] - before < getattr(request, "param", LONG_TOKENS)
+    assert gauges(jubako_server)[GENERATED] - before < getattr(request, "param", ENDLESS_TOKENS)
 
 
 def test_a_closed_stream_stops_the_engine(client: Any, jubako_server: Served) -> None:
@@ -104,7 +103,7 @@ def test_half_a_request_leaves_nothing(jubako_server: Served, http: httpx.Client
     assert gauges(jubako_server)[CACHE] == 0
 
 
-@pytest.mark.parametrize("spared", [8 * LONG_TOKENS], indirect=True)
+@pytest.mark.parametrize("spared", [8 * ENDLESS_TOKENS], indirect=True)
 def test_a_reader_who_stops_reading_is_cut(jubako_server: Served) -> None:
     """Though its connection stays open: the engine does not write into the void."""
     body = {"prompt": "Once upon a time", "stream": True, "n": 8, "logprobs": 20}
@@ -125,7 +124,7 @@ async def _leave_somewhere(server: Served, chance: random.Random) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize("spared", [LEAVERS * LONG_TOKENS // 2], indirect=True)
+@pytest.mark.parametrize("spared", [LEAVERS * ENDLESS_TOKENS // 2], indirect=True)
 async def test_many_who_leave_anywhere_leave_nothing(async_client: Any, jubako_server: Served) -> None:
     """In the body, in the queue, in the prompt, in the answer; then the engine is at rest and answers right."""
     chance = random.Random(SEED)

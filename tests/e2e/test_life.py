@@ -11,7 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.callers import ENDLESS, MANY, models, streaming
+from tests.callers import ENDLESS, finishing, models, streaming
+from tests.contract.corpus import CONTEXT_TOKENS
 from tests.project import Project, Served, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -19,8 +20,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def project(tmp_path: Path, model_folder: Path) -> Project:
-    """The demo release in a folder of its own."""
-    return Project.copy_to(tmp_path / "project")
+    """The demo release in a folder of its own, with room for a stream without end."""
+    return Project.copy_to(tmp_path / "project", {"JUBAKO__ENGINE__OPTIONS__MAX_MODEL_LEN": str(CONTEXT_TOKENS)})
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def server(project: Project) -> Iterator[Served]:
 
 def test_sigterm_drains_and_leaves_nothing(server: Served) -> None:
     """Unready at once, new requests are refused with advice, streams in flight finish, exit 0."""
-    with streaming(server, max_tokens=MANY) as callers, server.engine_held():
+    with finishing(server) as callers:
         server.terminate()
         until(lambda: models(server).status_code == 503, "new requests are refused")
         refused = models(server)
@@ -52,7 +53,7 @@ def test_streams_beyond_the_drain_time_are_told(project: Project) -> None:
     project.environment["JUBAKO__LIFE__DRAIN_SECONDS"] = "1"
     with project.serving() as server:
         server.wait_ready()
-        with streaming(server, max_tokens=ENDLESS) as callers:
+        with streaming(server) as callers:
             server.terminate()
         assert [caller.end for caller in callers] == ["draining"] * len(callers)
         assert server.wait_end() == 0
@@ -129,7 +130,7 @@ def test_kill_of_the_worker_leaves_nothing(server: Served) -> None:
 
 def test_kill_of_the_arbiter_drains_the_worker(server: Served) -> None:
     """A worker without its arbiter finishes what it has and goes."""
-    with streaming(server, max_tokens=MANY) as callers:
+    with finishing(server) as callers:
         server.process.kill()
     assert [caller.end for caller in callers] == ["[DONE]"] * len(callers)
     server.assert_nothing_left()
@@ -150,7 +151,7 @@ def test_ctrl_c_is_a_drain(project: Project) -> None:
     """SIGINT to the whole foreground group, as a terminal sends it, still lets streams finish."""
     with project.serving() as server:
         server.wait_ready()
-        with streaming(server, max_tokens=MANY) as callers:
+        with finishing(server) as callers:
             group = os.getpgid(server.process.pid)
             assert group == server.process.pid
             os.killpg(group, signal.SIGINT)
