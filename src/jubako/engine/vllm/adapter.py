@@ -147,13 +147,17 @@ class VllmEngine:
             await self._stop(generation)
             return Document(result.model_dump_json().encode())
         deltas = generation.deltas
-        return Stream(self._events(result, generation), None if deltas is None else deltas.through)
+        # Several choices would be offered one by one; together they take one write.
+        through = None if deltas is None or call.demand.sequences > 1 else deltas.through
+        return Stream(self._events(result, generation), through)
 
     async def _chat(self, launched: Launched, generation: Generation) -> Any:
         call = generation.call
         request = _validated(ChatCompletionRequest, call)
         chat = launched.state.openai_serving_chat
-        if _is_plain(request) and launched.llm.each_token_is_shown:
+        # Of several choices, each would have a parser of its own.
+        one = call.demand.choices == 1 or chat.parser_cls is None
+        if one and _is_plain(request) and launched.llm.each_token_is_shown:
             generation.deltas = Deltas(call.usage, request)
         return await chat.create_chat_completion(request)
 
@@ -234,11 +238,10 @@ class VllmEngine:
 
 
 def _is_plain(request: Any) -> bool:
-    """Whether the events of the reply differ in nothing but their text: those of one choice, without anything else."""
+    """Whether the events of the reply differ in nothing but their text: those of choices, without anything else."""
     options = request.stream_options
     return bool(
         request.stream
-        and (request.n or 1) == 1
         and (request.logprobs is None or request.logprobs is False)
         and request.prompt_logprobs is None
         and not request.echo

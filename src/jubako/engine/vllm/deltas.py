@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from jubako.engine.vllm import plain
 from jubako.errors import InternalError
 from jubako.vocabulary import Offer, Route, Usage
 
@@ -27,10 +28,8 @@ if TYPE_CHECKING:
 _quoted = json.encoder.encode_basestring
 """JSON text as vLLM has it: what is not ASCII stands as it is."""
 _DECODER = json.JSONDecoder()
-_BEFORE_TEXT = {
-    Route.CHAT: '"choices":[{"index":0,"delta":{"content":',
-    Route.COMPLETIONS: '"choices":[{"index":0,"text":',
-}
+_CHOICE = '"choices":[{"index":'
+_BEFORE_TEXT = {Route.CHAT: ',"delta":{"content":', Route.COMPLETIONS: ',"text":'}
 _UNFINISHED = '"finish_reason":null'
 _COUNTED = '"usage":{'
 _SHOWN = frozenset({"content", "tool_calls"})
@@ -45,12 +44,13 @@ class Pattern:
     after: str
 
     @classmethod
-    def of(cls, event: str, route: Route) -> Pattern | None:
-        """The pattern of an event that vLLM wrote; None if it is not one of a single choice's text in mid-stream."""
-        marker = _BEFORE_TEXT[route]
+    def of(cls, event: str, route: Route) -> tuple[int, Pattern] | None:
+        """The choice and the pattern of an event that vLLM wrote; None if it is not one choice's text in mid-stream."""
         # Quotes inside of values are escaped, so that the first place is the right one whatever a model is called.
-        start = event.find(marker) + len(marker)
-        if start < len(marker) or event[start] != '"':
+        number = event.find(_CHOICE) + len(_CHOICE)
+        after_number = event.find(",", number)
+        start = after_number + len(_BEFORE_TEXT[route])
+        if number < len(_CHOICE) or not event.startswith(f'{_BEFORE_TEXT[route]}"', after_number):
             return None
         _, end = _DECODER.raw_decode(event, start)
         after = event[end:]
@@ -58,7 +58,7 @@ class Pattern:
             return None
         if route is Route.CHAT and not after.startswith("}"):
             return None  # its delta has more than the text: the end of the reasoning, a tool call
-        return cls(event[:start], after)
+        return int(event[number:after_number]), cls(event[:start], after)
 
     def event(self, text: str) -> bytes:
         """The event of `text`."""
@@ -109,69 +109,121 @@ class Replayed:
         return None
 
 
-class Deltas:
-    """What one sequence generated and nobody has sent yet: vLLM's outputs until there is a pattern, events after it.
+class _Choice:
+    """One sequence of the reply, attached to the output processor's record of it."""
 
-    Filled by the output processor, which it is attached to; emptied by one task. The last output is vLLM's again, so
-    that vLLM's generator writes how the stream ended; the tokens whose events it has not seen are given to it there.
+    __slots__ = ("make", "pattern", "reply", "state", "unseen")
+
+    def __init__(self, reply: Deltas, state: RequestState) -> None:
+        self.reply = reply
+        self.state: Any = state
+        self.make: Any = state.make_request_output
+        self.pattern: Pattern | None = None
+        self.unseen: list[int] = []
+        """Tokens whose events vLLM's generator has not seen."""
+
+    def take(
+        self, new_token_ids: list[int], pooling_output: Any, finish_reason: Any, *rest: Any, **options: Any
+    ) -> None:
+        """One step's tokens of this sequence, in the place of `RequestState.make_request_output`."""
+        if self.make is None:
+            return
+        reply = self.reply
+        reply.usage.generated_tokens += len(new_token_ids)
+        text = None
+        if self.pattern is not None and finish_reason is None:
+            text = self.state.detokenizer.get_next_output_text(False, True)  # noqa: FBT003
+            parser = reply.parser
+            content = text if parser is None else parser.content(reply.delta(self.state, text, new_token_ids))
+            if content is not None:
+                self.unseen += new_token_ids
+                if content or parser is None:
+                    reply.tell(self.pattern.event(content))
+                return
+        output = self.make(new_token_ids, pooling_output, finish_reason, *rest, **options)
+        if output is None:
+            return
+        choice = output.outputs[0]
+        if text is not None:
+            choice.text = text
+        if self.unseen:
+            choice.token_ids = [*self.unseen, *choice.token_ids]
+            self.unseen = []
+        reply.add(output)
+
+    def learn(self, pattern: Pattern, *, alone: bool) -> None:
+        """Write events from now on. One that is `alone` needs no order among others."""
+        self.pattern = pattern
+        if alone and self.state is not None:
+            plain.mark(self.state, self.token)
+
+    def token(self, token_id: int, text: str) -> None:
+        """A plain step of this sequence."""
+        if self.pattern is not None:
+            self.reply.usage.generated_tokens += 1
+            self.unseen.append(token_id)
+            self.reply.tell(self.pattern.event(text))
+
+    def detach(self) -> None:
+        """Take no more, and let go of the sequence: the two hold each other."""
+        if self.state is not None:
+            plain.unmark(self.state)
+        self.make = self.state = None
+
+
+class Deltas:
+    """What a reply's choices generated and nobody has sent yet: vLLM's outputs until there is a pattern, events after.
+
+    Filled by the output processor, whose records it is attached to; emptied by one task. The last output of a choice is
+    vLLM's again, so that vLLM's generator writes how it ended; the tokens whose events it has not seen are given to it
+    there. Several choices share a connection: what a step has for them goes out together.
     """
 
-    __slots__ = (
-        "_ended",
-        "_failure",
-        "_items",
-        "_make",
-        "_offer",
-        "_parser",
-        "_pattern",
-        "_request",
-        "_state",
-        "_unseen",
-        "_usage",
-        "_waiter",
-    )
+    __slots__ = ("_choices", "_ended", "_failure", "_items", "_offer", "_request", "_waiter", "parser", "usage")
 
     def __init__(self, usage: Usage, request: Any) -> None:
-        self._usage = usage
+        self.usage = usage
+        self.parser: Replayed | None = None
         self._request = request
-        self._parser: Replayed | None = None
-        self._pattern: Pattern | None = None
+        self._choices: dict[int, _Choice] = {}
         self._items: deque[bytes | RequestOutput] = deque()
-        self._unseen: list[int] = []
         self._ended = False
         self._failure: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._offer: Offer | None = None
-        self._make: Any = None
-        self._state: Any = None
 
     def attach(self, state: RequestState) -> None:
         """Take everything that comes of this sequence from now on, in the place of vLLM's own collector."""
-        self._state, self._make = state, state.make_request_output
+        choice = self._choices[state.request_index] = _Choice(self, state)
         state.queue = self
-        state.make_request_output = self._take
+        state.make_request_output = choice.take
 
     def detach(self) -> None:
-        """Take no more, and let go of the sequence: the two hold each other."""
-        self._make = self._state = None
+        """Take no more of any sequence."""
+        for choice in self._choices.values():
+            choice.detach()
 
     def through(self, offer: Offer) -> None:
         """Hand each event to `offer` first, as long as the one who empties this has nothing else to do."""
         self._offer = offer
 
     def parse(self, parser: Any) -> Replayed:
-        """Ask `parser` about each delta; what vLLM's generator is to have in its place."""
-        self._parser = Replayed(parser)
-        return self._parser
+        """Ask `parser` about each delta of the only choice; what vLLM's generator is to have in its place."""
+        self.parser = Replayed(parser)
+        return self.parser
 
     def learn(self, event: str, route: Route) -> bool:
-        """Whether there will be events here, now that vLLM's generator wrote `event`: it, or one before, has a pattern.
+        """Whether to look for events here, now that vLLM's generator wrote `event`.
 
-        Not as long as there are outputs that came before and that it has not seen: events would overtake them.
+        Not, with a parser, as long as there are outputs that its generator has not seen: they are to be parsed first.
         """
-        if self._pattern is None and not self._items:
-            self._pattern = Pattern.of(event, route)
-        return self._pattern is not None and not self._ended
+        if self.parser is None or not self._items:
+            found = Pattern.of(event, route)
+            if found is not None:
+                choice = self._choices.get(found[0])
+                if choice is not None and choice.pattern is None:
+                    choice.learn(found[1], alone=self.parser is None and len(self._choices) == 1)
+        return not self._ended and any(choice.pattern is not None for choice in self._choices.values())
 
     def put(self, output: Any) -> None:
         """For the output processor: an error that ends every request."""
@@ -182,36 +234,14 @@ class Deltas:
     def close(self) -> None:
         """For the output processor, whose collectors have this."""
 
-    def _take(
-        self, new_token_ids: list[int], pooling_output: Any, finish_reason: Any, *rest: Any, **options: Any
-    ) -> None:
-        """One step's tokens of this sequence, in the place of `RequestState.make_request_output`."""
-        if self._make is None:
-            return
-        self._usage.generated_tokens += len(new_token_ids)
-        text = None
-        if self._pattern is not None and finish_reason is None:
-            text = self._state.detokenizer.get_next_output_text(False, True)  # noqa: FBT003
-            content = text if self._parser is None else self._content(self._parser, text, new_token_ids)
-            if content is not None:
-                self._unseen += new_token_ids
-                if content or self._parser is None:
-                    self._tell(self._pattern.event(content))
-                return
-        output = self._make(new_token_ids, pooling_output, finish_reason, *rest, **options)
-        if output is None:
-            return
-        choice = output.outputs[0]
-        if text is not None:
-            choice.text = text
-        if self._unseen:
-            choice.token_ids = [*self._unseen, *choice.token_ids]
-            self._unseen = []
+    def add(self, output: RequestOutput) -> None:
+        """For a choice: what vLLM's generator is to write."""
         self._items.append(output)
         if self._waiter is not None:
             self._wake()
 
-    def _tell(self, event: bytes) -> None:
+    def tell(self, event: bytes) -> None:
+        """For a choice: an event that is written already."""
         waiter = self._waiter
         if waiter is not None:
             # Whoever waits has sent everything before it. One whose wait was cancelled will send no more.
@@ -220,15 +250,15 @@ class Deltas:
             self._wake()
         self._items.append(event)
 
-    def _content(self, parser: Replayed, text: str, new_token_ids: list[int]) -> str | None:
-        delta = {
+    def delta(self, state: Any, text: str, new_token_ids: list[int]) -> dict[str, Any]:
+        """For a choice: what a parser is asked."""
+        return {
             "delta_text": text,
             "delta_token_ids": new_token_ids,
             "request": self._request,
-            "prompt_token_ids": self._state.prompt_token_ids,
+            "prompt_token_ids": state.prompt_token_ids,
             "finished": False,
         }
-        return parser.content(delta)
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
+import vllm.v1.engine.logprobs
 from starlette.datastructures import State
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
@@ -22,6 +24,8 @@ from jubako.errors import StartupFault
 from jubako.vocabulary import ServedRelease
 
 FINGERPRINT_CHARACTERS = 16
+SHORT_PROMPT_TOKENS = 512
+"""Estimated. Half a millisecond of work; longer prompts are rendered in a thread, where they hold nobody up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,9 @@ async def wire(llm: OwnedLLM, arguments: argparse.Namespace) -> State:
         raise StartupFault(f"engine options: {error}") from None
     if state.openai_serving_chat is not None:
         watch_parsers(state.openai_serving_chat)
+    render_short_prompts_here(llm.renderer._executor)  # noqa: SLF001 - kept for good by whatever uses it
+    if llm.output_processor.tokenizer is not None:
+        remember_tokens(llm.output_processor.tokenizer)
     return state
 
 
@@ -116,6 +123,46 @@ def watch_parsers(chat: Any) -> None:
         return parser if deltas is None else deltas.parse(parser)
 
     chat._make_parser = watched  # noqa: SLF001
+
+
+def render_short_prompts_here(executor: Any) -> None:
+    """Render short prompts in the event loop; `executor` is the renderer's, where vLLM sends every prompt.
+
+    A thread would have to wait for the interpreter's lock for each, while the loop is busy with everybody's tokens.
+    """
+    elsewhere = executor.submit
+
+    def submit(work: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
+        generation = current_generation.get()
+        if generation is None or generation.call.demand.prompt_tokens > SHORT_PROMPT_TOKENS:
+            return cast("Future[Any]", elsewhere(work, *arguments, **options))
+        done: Future[Any] = Future()
+        try:
+            done.set_result(work(*arguments, **options))
+        except Exception as error:  # noqa: BLE001 - for whoever waits
+            done.set_exception(error)
+        return done
+
+    executor.submit = submit
+
+
+def remember_tokens(tokenizer: Any) -> None:
+    """Have each token's text decoded once: vLLM decodes every one whose probability is told, one by one, each time.
+
+    A function of the token alone, and no more of them than the vocabulary has.
+    """
+    decode = vllm.v1.engine.logprobs.convert_ids_list_to_tokens
+    known: dict[int, str] = {}
+
+    def remembered(asked: Any, token_ids: list[int]) -> list[str]:
+        if asked is not tokenizer:
+            return decode(asked, token_ids)
+        missing = [one for one in token_ids if one not in known]
+        if missing:
+            known.update(zip(missing, decode(tokenizer, missing), strict=True))
+        return [known[one] for one in token_ids]
+
+    vllm.v1.engine.logprobs.convert_ids_list_to_tokens = remembered
 
 
 async def launch(release: ServedRelease, options: Mapping[str, Any], shutdown_timeout_seconds: int) -> Launched:

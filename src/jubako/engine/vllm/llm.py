@@ -18,7 +18,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
 
 from jubako.engine.port import OnPrompt
-from jubako.engine.vllm import constraints
+from jubako.engine.vllm import constraints, plain
 from jubako.engine.vllm.deltas import Deltas
 from jubako.engine.vllm.vetting import Vetting
 from jubako.errors import InternalError, InvalidRequest
@@ -159,11 +159,14 @@ class OwnedLLM(AsyncLLM):
             if generation is not None:
                 state = processor.request_states[request.request_id]
                 generation.register(state)
-                if generation.deltas is not None:
+                if generation.deltas is None:
+                    plain.mark(state)
+                else:
                     generation.deltas.attach(state)
 
         # Every sequence is registered here, at once and before the engine has it: whoever leaves later is counted.
         processor.add_request = add_on_record
+        plain.take_plain_steps(processor)
 
     def take_over_validation(self, vetting: Vetting) -> None:
         """Have every grammar vetted, and vLLM not read it again on the event loop."""
