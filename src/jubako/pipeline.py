@@ -294,7 +294,8 @@ class Pipeline:
                 # A task that is being cancelled still ends its reservation, and a slow store does not hold a reply up.
                 await asyncio.wait({self._settle(call.request_id)}, timeout=SETTLE_SECONDS)
                 # A reply that has not begun tells of the limits as they are now; a stream told of them as it began.
-                passage.exchange.add_headers(problems.rate_headers(reservation.rates))
+                if not passage.exchange.reply_started:
+                    passage.exchange.add_headers(problems.rate_headers(reservation.rates))
 
     async def _generate(self, passage: _Passage, call: Call, deadline_at: float) -> None:
         exchange, lease = passage.exchange, passage.lease

@@ -39,14 +39,22 @@ def headers(refusal: Refusal, *, retried: bool = False) -> Headers:
     return found
 
 
+_RATE_HEADERS = {
+    kind: tuple(f"x-ratelimit-{name}-{kind}".encode() for name in ("limit", "remaining", "reset"))
+    for kind in ("requests", "tokens")
+}
+
+
 def rate_headers(rates: Rates) -> Headers:
     """`x-ratelimit-{limit,remaining,reset}-{requests,tokens}`, for those limits that there are."""
     found: Headers = []
     for kind, rate in (("requests", rates.requests), ("tokens", rates.tokens)):
         if rate is None:
             continue
-        values = {"limit": rate.limit, "remaining": max(rate.remaining, 0), "reset": duration(rate.reset_seconds)}
-        found.extend((f"x-ratelimit-{name}-{kind}".encode(), str(value).encode()) for name, value in values.items())
+        limit, remaining, reset = _RATE_HEADERS[kind]
+        found.append((limit, b"%d" % rate.limit))
+        found.append((remaining, b"%d" % max(rate.remaining, 0)))
+        found.append((reset, duration(rate.reset_seconds).encode()))
     return found
 
 

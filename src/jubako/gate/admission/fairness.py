@@ -141,16 +141,7 @@ class Fairness:
 
     def arrive(self, request: Request, now: float) -> Flow:
         """Put a request at the end of its tenant's queue. The tenant's weight and priority are those it comes with."""
-        policy = request.principal.policy
-        flow = self._flows.get(request.principal.tenant)
-        if flow is None:
-            flow = Flow(request.principal.tenant, policy.weight, policy.priority)
-            self._flows[flow.tenant] = flow
-        self._unindex(flow)
-        if not flow.waiting:
-            flow.counter = max(flow.counter - flow.lent, self._entry(policy.priority))
-            flow.lent = 0.0
-        flow.weight, flow.priority = policy.weight, policy.priority
+        flow = self._come(request)
         flow.waiting[request.number] = request
         flow.waiting_sequences += request.sequences
         flow.waiting_tokens += request.expected_tokens
@@ -159,6 +150,14 @@ class Fairness:
         if flow.priority < self._top:
             self._raise_top(flow.priority, now)
         return flow
+
+    def pass_by(self, request: Request, now: float) -> None:
+        """Let a request run that never waits, as nobody does: what `arrive` and `start` come to, in one go."""
+        flow = self._come(request)
+        flow.level = flow.priority
+        self._top = min(self._top, flow.priority)
+        self._run(flow, request)
+        self._index(flow, now)
 
     def withdraw(self, request: Request, now: float) -> None:
         """Take a waiting request out, wherever it stands."""
@@ -172,9 +171,7 @@ class Fairness:
         flow = self.flow(request)
         self._unindex(flow)
         self._take(flow, request)
-        flow.running += request.sequences
-        self._reached[flow.level] = max(self._reached.get(flow.level, 0.0), flow.counter)
-        flow.counter += request.charge / flow.weight
+        self._run(flow, request)
         self._index(flow, now)
 
     def end(self, request: Request, correction: float, now: float) -> None:
@@ -255,6 +252,25 @@ class Fairness:
         reached = flow.counter + (flow.waiting_charge - flow.newest.charge) / flow.weight
         served = reached * (band.weight - flow.weight) - (band.served - flow.counter * flow.weight)
         return above + flow.waiting_sequences + others * min(max(served / charge, 0.0), 1.0)
+
+    def _come(self, request: Request) -> Flow:
+        """The tenant of a request that comes, out of every index, as its policy is now; idle times gave no credit."""
+        policy = request.principal.policy
+        flow = self._flows.get(request.principal.tenant)
+        if flow is None:
+            flow = Flow(request.principal.tenant, policy.weight, policy.priority)
+            self._flows[flow.tenant] = flow
+        self._unindex(flow)
+        if not flow.waiting:
+            flow.counter = max(flow.counter - flow.lent, self._entry(policy.priority))
+            flow.lent = 0.0
+        flow.weight, flow.priority = policy.weight, policy.priority
+        return flow
+
+    def _run(self, flow: Flow, request: Request) -> None:
+        flow.running += request.sequences
+        self._reached[flow.level] = max(self._reached.get(flow.level, 0.0), flow.counter)
+        flow.counter += request.charge / flow.weight
 
     def _take(self, flow: Flow, request: Request) -> None:
         del flow.waiting[request.number]

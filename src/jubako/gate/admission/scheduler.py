@@ -95,6 +95,12 @@ class Scheduler:
         expected = self._lengths.expect(principal.tenant, demand.output_tokens)
         weight = self.capacity.prompt_weight
         request = Request(next(self._numbers), principal, demand, usage, now, expected, weight)
+        if not self._fairness.requests and request.sequences <= self._unreserved:
+            self._kept_since = None
+            request.state, request.started_at = State.RUNNING, now
+            self._fairness.pass_by(request, now)
+            self._forecast.start(request)
+            return request
         flow = self._fairness.arrive(request, now)
         self._waiting_steps += request.sequences * expected
         self._start_all(now, arriving=request)
@@ -181,7 +187,7 @@ class Scheduler:
             return request
         limit = self.capacity.limit
         beyond = min(self.capacity.ceiling, limit + max(1, limit // HEADROOM))
-        free = limit - limit // RESERVE - self.running
+        free = self._unreserved
         if request.sequences > free:
             within = self._fairness.within_share(request, limit)
             reserve = 0 if within else min(limit // RESERVE, self._fairness.reserve(beyond - limit))
@@ -196,6 +202,12 @@ class Scheduler:
             if candidate is not None and fits and self._fairness.underserved(candidate, limit):
                 return candidate
         return None
+
+    @property
+    def _unreserved(self) -> int:
+        """Sequences that may start whatever is left free for others."""
+        limit = self.capacity.limit
+        return limit - limit // RESERVE - self.running
 
     def _patience_over(self, request: Request, free: int) -> bool:
         """Whether places were kept long enough for the request, which needs more than are `free`."""
