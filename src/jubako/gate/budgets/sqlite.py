@@ -29,6 +29,10 @@ logger = logging.getLogger(__name__)
 
 OPENING_SECONDS = 5
 
+SOON_SECONDS = 0.002
+"""How long the event loop waits for a gate that opens at once, if the system lets the thread come to it: to be told by
+the thread would take longer."""
+
 CHECKPOINT_SECONDS = 1.0
 CHECKPOINT_TRANSACTIONS = 500
 LARGE_LOG_PAGES = 16_384
@@ -47,7 +51,7 @@ class SqliteStore:
         self._clock = clock
         self._tally = Tally(clock)
         self._gate = threading.Lock()
-        """Free while a tenure is open to the event loop, which never waits for it."""
+        """Free while a tenure is open to the event loop."""
         self._gate.acquire()
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -92,7 +96,10 @@ class SqliteStore:
 
     def _ask(self, ask: Callable[[Tally], Answer]) -> Answer | asyncio.Future[Answer]:
         """Decide at once if a tenure is open and all is remembered that it takes; else the thread does."""
-        if self._gate.acquire(blocking=False):
+        tenures = self._tenures
+        if self._gate.acquire(blocking=False) or (
+            tenures is not None and tenures.soon_open and self._gate.acquire(timeout=SOON_SECONDS)
+        ):
             try:
                 return ask(self._tally)
             except Missing:

@@ -64,6 +64,8 @@ class Tenures:
         self._ends_at: float | None = None
         """When the present tenure does; None: there is none."""
         self._failing = False
+        self.soon_open = False
+        """Whether the gate is only closed for what takes no longer than a decision."""
         self.transactions = 0
         """Since the log was last moved."""
         self.move_log = False
@@ -111,23 +113,24 @@ class Tenures:
     def _do(self, jobs: list[Job]) -> list[Told]:
         """All jobs, or none."""
         self._close_gate()
-        deeds = self._ledger.tally.deeds
-        done_before: int | None = None
+        tally = self._ledger.tally
+        before: int | None = None
+        after: int | None = None
         try:
             self._begin_tenure()
-            deeds = self._ledger.tally.deeds
-            done_before = len(deeds)
+            before = len(tally.deeds)
             told: list[Told] = [(job.done, job.work(self._ledger), None) for job in jobs]
+            after = len(tally.deeds)
             if self._ledger.others_alive():
                 self._end_tenure()
             elif any(job.durable for job in jobs):
-                self._save(meanwhile_open=False)
+                self._save(meanwhile_open=True)
+                before = None
                 self._begin()
         except Exception as error:  # noqa: BLE001 - whatever it is, the thread lives on and the requests are refused
             self._fail()
-            # They are told that nothing was done.
-            if done_before is not None:
-                del self._ledger.tally.deeds[done_before:]
+            if before is not None:
+                del tally.deeds[before:after]  # they are told that nothing was done
             return [(job.done, None, StoreAway(f"{type(error).__name__}: {error}")) for job in jobs]
         self._failing = False
         return told
@@ -196,16 +199,19 @@ class Tenures:
 
     def _save(self, *, meanwhile_open: bool) -> None:
         """Write what was done, and end the transaction; the turn stays, so that the event loop may go on meanwhile."""
-        self._close_gate()
         tally = self._ledger.tally
+        self.soon_open = meanwhile_open
+        self._close_gate()
         deeds, tally.deeds = tally.deeds, []
         try:
             changes = tally.changes()
+            self.soon_open = False
             if meanwhile_open:
                 self._open_gate()
             self._ledger.write(changes)
             self._connection.execute("COMMIT")
         except BaseException:
+            self.soon_open = False
             self._close_gate()
             tally.deeds = deeds + tally.deeds
             raise
