@@ -142,8 +142,9 @@ class StoreUnderTest:
                 return held + len(list(client.scan_iter("jubako:{budgets}:account:*")))
         import sqlite3
 
-        connection = sqlite3.connect(self.folder / "budgets.sqlite")
+        connection = sqlite3.connect(self.folder / "budgets.sqlite", isolation_level=None, timeout=20)
         try:
+            connection.execute("BEGIN IMMEDIATE")  # once whoever is at work has written
             statement = "SELECT (SELECT count(*) FROM accounts) + (SELECT count(*) FROM reservations)"
             return int(connection.execute(statement).fetchone()[0])
         finally:

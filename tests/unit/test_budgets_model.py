@@ -102,7 +102,7 @@ class Model:
 
 
 class BudgetsMachine(RuleBasedStateMachine):
-    def __init__(self, make_store: Callable[[Path], StoreUnderTest]) -> None:
+    def __init__(self, make_store: Callable[[Path], StoreUnderTest], instances: int) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
         self.folder = tempfile.TemporaryDirectory()
@@ -111,7 +111,7 @@ class BudgetsMachine(RuleBasedStateMachine):
         self.store = make_store(Path(self.folder.name))
         self.instances: list[tuple[int, CountedBudgets]] = []
         self.made = 0
-        for _ in range(2):
+        for _ in range(instances):
             self.start()
 
     def start(self) -> None:
@@ -133,7 +133,7 @@ class BudgetsMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1), key=st.sampled_from(sorted(KEYS)), tokens=st.integers(0, 130))
     def reserve(self, which: int, key: str, tokens: int) -> None:
-        owner, budgets = self.instances[which]
+        owner, budgets = self.instances[which % len(self.instances)]
         self.model.seen(owner)
         expected = self.model.fits(key, 1, tokens)
         try:
@@ -201,13 +201,13 @@ class BudgetsMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1))
     def beat(self, which: int) -> None:
-        owner, budgets = self.instances[which]
+        owner, budgets = self.instances[which % len(self.instances)]
         self.runner.run(budgets._store.beat())
         self.model.renewed(owner)
 
     @rule(which=st.integers(0, 1), politely=st.booleans())
     def replace(self, which: int, politely: bool) -> None:
-        owner, budgets = self.instances.pop(which)
+        owner, budgets = self.instances.pop(which % len(self.instances))
         self.runner.run(budgets.close() if politely else crash(budgets))
         for event in self.model.events:
             if event.owner == owner:
@@ -237,9 +237,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer | N
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("kind", ["sqlite", "redis"])
-def test_stores_count_as_the_model_does(kind: str, server: RedisServer | None) -> None:
-    """Every answer and every number told is the model's."""
+@pytest.mark.parametrize(("kind", "instances"), [("sqlite", 1), ("sqlite", 2), ("redis", 2)])
+def test_stores_count_as_the_model_does(kind: str, instances: int, server: RedisServer | None) -> None:
+    """Every answer and every number told is the model's; one that is alone decides in memory."""
     if kind == "redis" and server is None:
         pytest.skip("redis-server is not installed (Debian: apt install redis-server)")
 
@@ -251,7 +251,7 @@ def test_stores_count_as_the_model_does(kind: str, server: RedisServer | None) -
         return StoreUnderTest("redis", folder, server)
 
     run_state_machine_as_test(
-        lambda: BudgetsMachine(make_store),  # type: ignore[arg-type] # it is only called
+        lambda: BudgetsMachine(make_store, instances),  # type: ignore[arg-type] # it is only called
         settings=settings(
             max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
         ),

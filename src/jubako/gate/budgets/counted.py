@@ -59,7 +59,9 @@ UNCOUNTED = Uncounted()
 class Counted:
     """A reservation in the store; see `port.Reservation`."""
 
-    rates: Rates
+    _asked: answers.Asked
+    _answer: Answer
+    """To what was asked last."""
     _budgets: CountedBudgets
     _number: int
     _tokens: int
@@ -67,6 +69,11 @@ class Counted:
     _whose: tuple[tuple[str, Budget], ...]
     _since: float
     _ended: bool = field(default=False)
+
+    @property
+    def rates(self) -> Rates:
+        """See `port.Reservation`; worked out when it is asked for."""
+        return answers.rates(self._asked, self._answer)
 
     async def amend(self, tokens: int) -> None:
         """Hold `tokens` in all; the reservation stays as it was if they are refused."""
@@ -77,8 +84,7 @@ class Counted:
         asked = answers.Asked(self._whose, requests=0, tokens=tokens, held=self._tokens)
         if not answer.granted:
             raise answers.refusal(asked, answer, place_free_seconds=0)
-        self.rates = answers.rates(asked, answer)
-        self._tokens = tokens
+        self._asked, self._answer, self._tokens = asked, answer, tokens
 
     async def settle(self, tokens: int) -> None:
         """End it: `tokens` were used. Returns also when the store is away: it is told later."""
@@ -93,7 +99,7 @@ class Counted:
             self._ended = True
             answer = await self._budgets.end(End(self._number, tokens), self._claims, held_since=self._since)
             if answer is not None:
-                self.rates = answers.rates(answers.Asked(self._whose, requests=0, tokens=0), answer)
+                self._asked, self._answer = answers.Asked(self._whose, requests=0, tokens=0), answer
 
 
 class CountedBudgets:
@@ -147,11 +153,11 @@ class CountedBudgets:
         if not answer.granted:
             raise answers.refusal(asked, answer, place_free_seconds=self._place_free_seconds(answer))
         self._held += 1
-        return Counted(answers.rates(asked, answer), self, number, tokens, claims, whose, since)
+        return Counted(asked, answer, self, number, tokens, claims, whose, since)
 
     async def _take(self, take: Take) -> Answer:
         try:
-            return await self._within(self._store.take(take))
+            return await self._answer(self._store.take(take))
         except (StoreAway, asyncio.CancelledError) as error:
             # It may have been taken, or may still be.
             self._untold[take.number] = End(take.number, None, doubtful=True)
@@ -166,7 +172,7 @@ class CountedBudgets:
         if self._away:
             raise _unavailable()
         try:
-            answer = await self._within(self._store.amend(amend))
+            answer = await self._answer(self._store.amend(amend))
         except StoreAway as away:
             self._lost(away)
             raise _unavailable() from None
@@ -187,7 +193,7 @@ class CountedBudgets:
             self._tell_soon()
             return None
         try:
-            answer = await self._within(self._store.end((end,), claims))
+            answer = await self._answer(self._store.end((end,), claims))
         except StoreAway as away:
             self._lost(away)
             return None
@@ -213,6 +219,9 @@ class CountedBudgets:
         except StoreAway as away:
             logger.warning("the store of budgets does not answer (%s): what is held ends with its lease", away)
         await self._store.close()
+
+    async def _answer(self, answer: Answer | Awaitable[Answer]) -> Answer:
+        return answer if isinstance(answer, Answer) else await self._within(answer)
 
     async def _within(self, operation: Awaitable[T]) -> T:
         try:
@@ -252,7 +261,7 @@ class CountedBudgets:
         waiting = tuple(self._untold.values())
         for at in range(0, len(waiting), ENDS_AT_ONCE):
             ends = waiting[at : at + ENDS_AT_ONCE]
-            await self._within(self._store.end(ends))
+            await self._answer(self._store.end(ends))
             for end in ends:
                 self._untold.pop(end.number, None)
 

@@ -1,17 +1,21 @@
-"""The tables of the SQLite store, and each operation as statements inside one transaction that its caller holds.
+"""The tables of the SQLite store, and what one instance reads and writes there in a transaction that its caller holds.
 
-Knows nothing of threads, of waiting for locks, or of who asks.
+What is decided is decided in its `Tally`; this looks up what that does not remember, and writes what it has changed.
+Each statement lets other threads of Python come first, and may wait for them long: many rows are one statement. Knows
+nothing of threads, of waiting for locks, or of who asks.
 """
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from jubako.errors import StartupFault
-from jubako.gate.budgets.store import KEPT_SECONDS, Amend, Answer, Claim, End, Take
-from jubako.gate.budgets.windows import Account, fits, spans
+from jubako.gate.budgets.store import KEPT_SECONDS
+from jubako.gate.budgets.tally import NEVER_SEEN, Changes, Held, Missing, Tally
+from jubako.gate.budgets.windows import Account
 
 APPLICATION = 0x4A55424B
 VERSION = 1
@@ -31,6 +35,7 @@ _SCHEMA = (
     f"PRAGMA application_id = {APPLICATION}",
     f"PRAGMA user_version = {VERSION}",
 )
+ROWS_AT_ONCE = 64
 _HELD = "one, one_counted, two, two_counted, requested_at, tokens_at, tokens, reaped_at"
 
 
@@ -57,198 +62,181 @@ def prepare(connection: sqlite3.Connection) -> None:
         raise StartupFault("its file system has no shared memory for SQLite's write-ahead log")
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A reservation as it is kept."""
-
-    accounts: tuple[tuple[str, int], ...]
-    """Names, and the spans that each counts."""
-    requested_at: int
-    tokens_at: int
-    tokens: int
-    reaped_at: int | None
+T = TypeVar("T")
 
 
 class Ledger:
-    """One instance's hand in the file. Accounts are read once and written once a transaction."""
+    """One instance's hand in the file."""
 
     def __init__(
-        self, connection: sqlite3.Connection, instance: str, lease_seconds: float, clock: Callable[[], float]
+        self,
+        connection: sqlite3.Connection,
+        tally: Tally,
+        instance: str,
+        lease_seconds: float,
+        clock: Callable[[], float],
     ) -> None:
+        self.tally = tally
         self._execute = connection.execute
         self._instance = instance
         self._lease_seconds = lease_seconds
         self._clock = clock
-        self._accounts: dict[str, Account] = {}
-        self._leases_seen = False
+        self._data_version = -1
+        self._leases: dict[str, float] | None = None
+        """When each lapses, as the file says; None: it has to be asked."""
         self._pruned_to = ""
 
     def begin(self) -> None:
         """Take the file's write lock; raises `sqlite3.OperationalError` while another has it."""
         self._execute("BEGIN IMMEDIATE")
-        self._accounts.clear()
-        self._leases_seen = False
 
-    def commit(self) -> None:
-        """Write the accounts that were touched, and end the transaction."""
-        second = int(self._clock())
-        for name, account in self._accounts.items():
-            expires = account.expires()
-            if expires is not None and expires <= second:
-                self._execute("DELETE FROM accounts WHERE name = ?", (name,))
-                continue
-            self._execute(
-                "INSERT INTO accounts VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET expires = excluded.expires, "
-                "state = excluded.state",
-                (name, expires, account.pack()),
-            )
-        self._execute("COMMIT")
+    def is_as_remembered(self) -> bool:
+        """Whether nobody else has written since the last `redo`."""
+        return self._read_data_version() == self._data_version
 
-    def take(self, take: Take) -> Answer:
-        """See `Store.take`."""
+    def forget(self) -> None:
+        """Others may have written: what this instance did and has not written yet has to be done again."""
+        self.tally.forget()
+        self._leases = None
+        self._data_version = -1
+
+    def redo(self) -> None:
+        """Remember from now on, and do again what is not on disk, upon what the file says now."""
+        self._data_version = self._read_data_version()
+        for deed in self.tally.deeds:
+            self.answer(lambda tally, deed=deed: tally.redo(deed))  # type: ignore[misc]
+
+    def answer(self, ask: Callable[[Tally], T]) -> T:
+        """Ask the tally, and look up what it misses."""
+        while True:
+            try:
+                return ask(self.tally)
+            except Missing as missing:
+                if missing.what is None:
+                    self._see_leases(self._clock())
+                elif isinstance(missing.what, str):
+                    self.tally.learn_account(missing.what, self._read_account(missing.what))
+                else:
+                    self.tally.learn_reservation(missing.what, self._read_reservation(missing.what))
+
+    def others_alive(self) -> bool:
+        """Whether another instance has a lease that has not lapsed."""
         now = self._clock()
-        second = int(now)
-        self._see_leases(now)
-        sides = [(claim, self._account(claim.account, second)) for claim in take.claims]
-        standings = tuple(account.standing(claim.budget, 1, take.tokens) for claim, account in sides)
-        granted = all(
-            fits(standing, claim.budget, 1, take.tokens) for standing, claim in zip(standings, take.claims, strict=True)
-        )
-        if granted:
-            counted = [(claim.account, spans(claim.budget)) for claim in take.claims]
-            for (_, account), (_, bits) in zip(sides, counted, strict=True):
-                account.under_way += 1
-                account.add(second, bits, 1, take.tokens)
-            two = counted[1] if len(counted) > 1 else (None, None)
+        return any(expires > now and one != self._instance for one, expires in self._known_leases().items())
+
+    def write(self, changes: Changes) -> None:
+        """Write what the tally has changed."""
+        for at in range(0, len(changes.accounts), ROWS_AT_ONCE):
+            some = changes.accounts[at : at + ROWS_AT_ONCE]
             self._execute(
-                "INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
-                (self._instance, take.number, *counted[0], *two, second, second, take.tokens),
+                f"INSERT INTO accounts VALUES {_rows(3, len(some))} "  # noqa: S608 - question marks
+                "ON CONFLICT DO UPDATE SET expires = excluded.expires, state = excluded.state",
+                [value for row in some for value in row],
             )
-        return Answer(granted, now, standings)
-
-    def amend(self, amend: Amend) -> Answer:
-        """See `Store.amend`."""
-        now = self._clock()
-        second = int(now)
-        held = self._held(amend.number)
-        if held is None:
-            return Answer(granted=False, now=now, standings=(), known=False)
-        more = amend.tokens > held.tokens
-        at = second if more else held.tokens_at
-        for name, counted in held.accounts:
-            self._account(name, second).add(held.tokens_at, counted, 0, -held.tokens)
-        wanted = amend.tokens if more else 0
-        standings = tuple(
-            self._account(claim.account, second).standing(claim.budget, 0, wanted) for claim in amend.claims
-        )
-        granted = all(
-            fits(standing, claim.budget, 0, wanted) for standing, claim in zip(standings, amend.claims, strict=True)
-        )
-        tokens, at = (amend.tokens, at) if granted else (held.tokens, held.tokens_at)
-        for name, counted in held.accounts:
-            self._account(name, second).add(at, counted, 0, tokens)
-        if granted:
+        for at in range(0, len(changes.reservations), ROWS_AT_ONCE):
+            held = changes.reservations[at : at + ROWS_AT_ONCE]
+            values = [value for number, one in held for value in (self._instance, number, *_row(one))]
+            self._execute(f"REPLACE INTO reservations VALUES {_rows(10, len(held))}", values)  # noqa: S608 - the same
+        if changes.ended:
             self._execute(
-                "UPDATE reservations SET tokens = ?, tokens_at = ? WHERE instance = ? AND number = ?",
-                (tokens, at, self._instance, amend.number),
+                "DELETE FROM reservations WHERE instance = ? AND number IN (SELECT value FROM json_each(?))",
+                (self._instance, json.dumps(changes.ended)),
             )
-        return Answer(granted, now, standings)
-
-    def end(self, end: End) -> None:
-        """See `Store.end`."""
-        row = self._execute(
-            f"DELETE FROM reservations WHERE instance = ? AND number = ? RETURNING {_HELD}",  # noqa: S608 - constant
-            (self._instance, end.number),
-        ).fetchone()
-        if row is None:
-            return
-        held = _read(row)
-        second = int(self._clock())
-        for name, counted in held.accounts:
-            account = self._account(name, second)
-            account.add(held.tokens_at, counted, 0, (end.tokens or 0) - held.tokens)
-            if end.tokens is None:
-                account.add(held.requested_at, counted, -1, 0)
-            if held.reaped_at is None:
-                account.under_way = max(0, account.under_way - 1)
-
-    def standings(self, claims: tuple[Claim, ...]) -> Answer:
-        """How the accounts stand now."""
-        now = self._clock()
-        sides = [(self._account(claim.account, int(now)), claim.budget) for claim in claims]
-        return Answer(
-            granted=True, now=now, standings=tuple(account.standing(budget, 0, 0) for account, budget in sides)
-        )
+        if changes.idle_accounts:
+            self._forget_accounts(changes.idle_accounts)
 
     def beat(self) -> None:
         """See `Store.beat`."""
         now = self._clock()
         self._renew(now)
         self._see_leases(now)
-        self._execute("DELETE FROM reservations WHERE reaped_at < ?", (int(now) - KEPT_SECONDS,))
+        statement = "DELETE FROM reservations WHERE reaped_at < ?"
+        if self._execute(statement, (int(now) - KEPT_SECONDS,)).rowcount:
+            self.tally.forget_reaped()
         names = self._execute(
             "SELECT name, expires FROM accounts WHERE name > ? ORDER BY name LIMIT ?",
             (self._pruned_to, PRUNED_ACCOUNTS),
         ).fetchall()
         self._pruned_to = names[-1][0] if len(names) == PRUNED_ACCOUNTS else ""
-        for name, expires in names:
-            if expires is not None and expires <= now and name not in self._accounts:
-                self._execute("DELETE FROM accounts WHERE name = ?", (name,))
+        # One that is in use is written again, with all that is remembered of it.
+        idle = [name for name, expires in names if expires is not None and expires <= now]
+        if idle:
+            self._forget_accounts(idle)
 
     def leave(self) -> None:
         """See `Store.leave`."""
+        self.write(self.tally.changes())
         self._reap(self._instance, int(self._clock()))
+        self.write(self.tally.changes())
         self._execute("DELETE FROM reservations WHERE instance = ?", (self._instance,))
         self._execute("DELETE FROM leases WHERE instance = ?", (self._instance,))
+        self.forget()
+
+    def _read_data_version(self) -> int:
+        """It changes when another connection writes."""
+        (version,) = self._execute("PRAGMA data_version").fetchone()
+        return int(version)
+
+    def _forget_accounts(self, names: list[str]) -> None:
+        self._execute("DELETE FROM accounts WHERE name IN (SELECT value FROM json_each(?))", (json.dumps(names),))
+
+    def _known_leases(self) -> dict[str, float]:
+        if self._leases is None:
+            self._leases = dict(self._execute("SELECT instance, expires FROM leases").fetchall())
+        return self._leases
 
     def _renew(self, now: float) -> None:
+        expires = self._known_leases()[self._instance] = now + self._lease_seconds
         self._execute(
             "INSERT INTO leases VALUES (?, ?) ON CONFLICT DO UPDATE SET expires = excluded.expires",
-            (self._instance, now + self._lease_seconds),
+            (self._instance, expires),
         )
 
     def _see_leases(self, now: float) -> None:
         """Free what others let lapse. Whoever asks is alive, whatever its lease says."""
-        if self._leases_seen:
-            return
-        self._leases_seen = True
-        own = False
-        for instance, expires in self._execute("SELECT instance, expires FROM leases").fetchall():
-            if instance == self._instance:
-                own = expires > now
-            elif expires <= now:
-                self._reap(instance, int(now))
-                self._execute("DELETE FROM leases WHERE instance = ?", (instance,))
-        if not own:
+        leases = self._known_leases()
+        for instance in [one for one, expires in leases.items() if expires <= now and one != self._instance]:
+            self._reap(instance, int(now))
+            self._execute("DELETE FROM leases WHERE instance = ?", (instance,))
+            del leases[instance]
+        if leases.get(self._instance, NEVER_SEEN) <= now:
             self._renew(now)
+        self.tally.leases_due = min(leases.values())
 
     def _reap(self, instance: str, second: int) -> None:
+        """The reservations of `instance` as the file has them."""
         rows = self._execute(
             f"SELECT {_HELD} FROM reservations WHERE instance = ? AND (reaped_at IS NULL OR tokens > 0)",  # noqa: S608
             (instance,),
         ).fetchall()
         for held in map(_read, rows):
             for name, counted in held.accounts:
-                account = self._account(name, second)
+                account = self.answer(lambda tally, name=name: tally.account(name, second))  # type: ignore[misc]
                 account.add(held.tokens_at, counted, 0, -held.tokens)
                 if held.reaped_at is None:
                     account.under_way = max(0, account.under_way - 1)
+                self.tally.touch(name, account)
         self._execute("UPDATE reservations SET tokens = 0, reaped_at = ? WHERE instance = ?", (second, instance))
 
-    def _held(self, number: int) -> Held | None:
+    def _read_account(self, name: str) -> Account:
+        row = self._execute("SELECT state FROM accounts WHERE name = ?", (name,)).fetchone()
+        return Account() if row is None else Account.unpack(row[0])
+
+    def _read_reservation(self, number: int) -> Held | None:
         row = self._execute(
             f"SELECT {_HELD} FROM reservations WHERE instance = ? AND number = ?",  # noqa: S608 - constant
             (self._instance, number),
         ).fetchone()
         return None if row is None else _read(row)
 
-    def _account(self, name: str, second: int) -> Account:
-        account = self._accounts.get(name)
-        if account is None:
-            row = self._execute("SELECT state FROM accounts WHERE name = ?", (name,)).fetchone()
-            account = self._accounts[name] = Account() if row is None else Account.unpack(row[0])
-        account.advance(second)
-        return account
+
+def _rows(columns: int, rows: int) -> str:
+    return ", ".join(["(" + ", ".join("?" * columns) + ")"] * rows)
+
+
+def _row(held: Held) -> tuple[Any, ...]:
+    two = held.accounts[1] if len(held.accounts) > 1 else (None, None)
+    return (*held.accounts[0], *two, held.requested_at, held.tokens_at, held.tokens, held.reaped_at)
 
 
 def _read(row: tuple[str, int, str | None, int | None, int, int, int, int | None]) -> Held:

@@ -6,6 +6,7 @@ of principals, refusals or how anything is kept.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -71,18 +72,21 @@ class Answer:
 
 
 class Store(Protocol):
-    """Keeps accounts and reservations of one instance of the server, beside those of others."""
+    """Keeps accounts and reservations of one instance of the server, beside those of others.
+
+    What a request asks for is answered at once by a store that can, and else to be awaited.
+    """
 
     async def open(self) -> None:
         """Connect; raises `StartupFault`."""
 
-    async def take(self, take: Take) -> Answer:
+    def take(self, take: Take) -> Answer | Awaitable[Answer]:
         """Decide on a request; raises `StoreAway`."""
 
-    async def amend(self, amend: Amend) -> Answer:
+    def amend(self, amend: Amend) -> Answer | Awaitable[Answer]:
         """Change what is held; raises `StoreAway`."""
 
-    async def end(self, ends: tuple[End, ...], claims: tuple[Claim, ...] = ()) -> Answer:
+    def end(self, ends: tuple[End, ...], claims: tuple[Claim, ...] = ()) -> Answer | Awaitable[Answer]:
         """End reservations, and say how the accounts of `claims` stand after it; raises `StoreAway`."""
 
     async def beat(self) -> None:

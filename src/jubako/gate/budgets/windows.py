@@ -87,6 +87,8 @@ class Account:
     seconds: list[int] = field(default_factory=list)
     requests: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    advanced_to: int = field(default=-1, compare=False)
+    """The second of the last `advance`; not kept."""
 
     @classmethod
     def unpack(cls, packed: bytes) -> Account:
@@ -104,6 +106,7 @@ class Account:
 
     def advance(self, second: int) -> None:
         """Forget what is out of every window."""
+        self.advanced_to = second
         oldest = bisect_left(self.seconds, second - SLOT_LIFE_SECONDS + 1)
         # A clock that was set back leaves slots in the future. Near ones count; far ones would block for as long.
         newest = bisect_left(self.seconds, second + SLOT_LIFE_SECONDS)
@@ -140,6 +143,7 @@ class Account:
                 self.requests[at] = max(0, self.requests[at] + requests)
                 self.tokens[at] = max(0, self.tokens[at] + tokens)
             elif requests > 0 or tokens > 0:
+                self.advanced_to = -1  # it may be out of the window
                 self.seconds.insert(at, second)
                 self.requests.insert(at, max(0, requests))
                 self.tokens.insert(at, max(0, tokens))
