@@ -12,7 +12,7 @@ endif
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup serve test check bench bench-books bench-check bench-gate bench-overload lock prove-crash clean
+.PHONY: help setup serve test check bench bench-books bench-check bench-gate bench-outside bench-overload lock prove-crash clean
 
 help: ## say what there is (this list)
 	@echo 'make <target> [PORT=$(PORT)] [PROFILE=cpu|gpu] [PYTHON=python3.11]'
@@ -55,6 +55,11 @@ bench-books: setup ## measure what the books cost in CPU per streamed token; fai
 
 bench-gate: setup ## measure one decision of the admission queue; fails if it grows with queue or tenants
 	PYTHONPATH=. $(BIN)/python -m tests.bench.gate
+
+bench-outside: setup ## have GuideLLM, in an environment of its own, measure Jubako and vLLM's own server (15 minutes)
+	$(BIN)/jubako release fetch
+	@sh scripts/outside.sh
+	$(BIN)/python -m tests.bench.outside run
 
 bench-overload: setup ## measure goodput, refusals and fairness under overload, beside vLLM's own server (20 minutes)
 	$(BIN)/jubako release fetch

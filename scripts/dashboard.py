@@ -269,6 +269,7 @@ ROWS: list[tuple[str, list[Panel]]] = [
                     ("sum by (instance) (rate(process_cpu_seconds_total{@}[~]))", "cores, {{instance}}"),
                     ("sum by (instance) (process_open_fds{@})", "open files, {{instance}}"),
                     ("sum by (instance) (rate(jubako_spans_dropped_total{@}[~]))", "spans lost, {{instance}}"),
+                    ("sum by (instance) (rate(jubako_log_lines_dropped_total{@}[~]))", "log lines lost, {{instance}}"),
                 ],
             ),
         ],

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Solve pyproject.toml into requirements/{cpu,gpu,dev,lock}.txt: exact versions with hashes.
+# Solve pyproject.toml into requirements/{cpu,gpu,dev,lock,outside}.txt: exact versions with hashes.
 #
 # Usage: scripts/lock.sh [--upgrade]
 #
@@ -48,7 +48,7 @@ solve() {
         --output-file "$work/$name.txt" >/dev/null
 }
 
-for name in cpu dev lock; do
+for name in cpu dev lock outside; do
     if [ -z "$upgrade" ] && [ -e "requirements/$name.txt" ]; then
         cp "requirements/$name.txt" "$work/$name.txt"
     fi
@@ -65,8 +65,9 @@ solve gpu pyproject.toml --extra gpu
 # Development tools go on top of either, and must not want other versions of what they share.
 solve dev --group dev --constraints "$work/cpu.txt"
 solve lock --group lock
+solve outside --group outside --group torch-needs --excludes requirements/not-locked.txt
 
-for name in cpu gpu dev lock; do
+for name in cpu gpu dev lock outside; do
     mv "$work/$name.txt" "requirements/$name.txt"
 done
 echo "lock: done; 'make setup' installs it"

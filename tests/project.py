@@ -77,9 +77,17 @@ class Project:
 
     @contextmanager
     def serving(
-        self, command: Sequence[str] | None = None, *, prefix: Sequence[str] = (), port: int | None = None
+        self,
+        command: Sequence[str] | None = None,
+        *,
+        prefix: Sequence[str] = (),
+        port: int | None = None,
+        stderr: int = subprocess.STDOUT,
     ) -> Iterator[Served]:
-        """Start the server (`jubako serve` unless `command` says otherwise); what is left at the end is killed."""
+        """Start the server (`jubako serve` unless `command` says otherwise); what is left at the end is killed.
+
+        Its standard error is in the log file, unless it is to be `stderr`.
+        """
         port = port or free_port()
         command = command or [sys.executable, "-m", "jubako.cli", "serve", "--port", str(port)]
         mark = uuid.uuid4().hex
@@ -91,7 +99,7 @@ class Project:
                 cwd=self.folder,
                 env=os.environ | self.environment | {MARK: mark},
                 stdout=output,
-                stderr=subprocess.STDOUT,
+                stderr=stderr,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )

@@ -24,6 +24,7 @@ from jubako.pipeline import Pipeline
 from jubako.release.manifest import Manifest
 from jubako.settings import Settings
 from jubako.telemetry.metrics import REGISTRY, Metrics
+from jubako.telemetry.sink import dropped_lines
 from jubako.telemetry.tracing import Tracing
 
 CLOSE_SECONDS = 5.0
@@ -90,6 +91,7 @@ class Assembly:
         observe("jubako_audit_healthy", lambda: books.healthy)
         observe("jubako_audit_unrecorded_total", lambda: books.unrecorded)
         observe("jubako_spans_dropped_total", lambda: tracing.dropped_spans)
+        observe("jubako_log_lines_dropped_total", dropped_lines)
 
     async def close(self) -> None:
         """Have every settlement and every account where it belongs, those of requests that are just ending included."""

@@ -1,8 +1,9 @@
 """Log lines: one format for everything that this process and the engine's write, and what must never be in them.
 
 Owns the handler on standard error, the request id of each line, and what is led to that handler: libraries' loggers,
-the engine's, and what Python says by itself. What may be in a line is said in `content`. Knows nothing of who logs, and
-imports nothing of Jubako's but records: the engine's process imports it too.
+the engine's, and what Python says by itself. What may be in a line is said in `content`, and how it is written without
+waiting for its reader in `sink`. Knows nothing of who logs, and imports nothing of Jubako's but records: the engine's
+process imports it too.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from jubako.telemetry.content import WithoutContent, ours, place
+from jubako.telemetry.sink import StandardErrorHandler
 from jubako.vocabulary import Account
 
 if TYPE_CHECKING:
@@ -216,9 +218,8 @@ def _thread_ended(ended: threading.ExceptHookArgs) -> None:
 
 
 def _handler(chosen: Format, content: logging.Filter | None) -> logging.Handler:
-    handler = logging.StreamHandler(sys.stderr)
+    handler = StandardErrorHandler(JsonLines() if chosen == "json" else TextLines())
     handler.set_name(__name__)
-    handler.setFormatter(JsonLines() if chosen == "json" else TextLines())
     if content is not None:
         handler.addFilter(content)
     return handler

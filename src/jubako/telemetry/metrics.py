@@ -208,6 +208,12 @@ FAMILIES = {
             "Spans that no collector took: it was away, or too slow.",
             observed=True,
         ),
+        Family(
+            "jubako_log_lines_dropped_total",
+            "counter",
+            "Lines that the serving process could not log, as nobody read its standard error for long.",
+            observed=True,
+        ),
     )
 }
 
