@@ -58,7 +58,7 @@ async def serving(engine: ScriptedEngine) -> AsyncIterator[tuple[int, set[Any]]]
         raise InternalError("no surface is asked for")
 
     surfaces = SurfaceSettings(metrics="closed", documentation="closed", cors_origins=[ORIGIN])
-    guard = SurfaceGuard(application, settings=surfaces, authenticate=nobody, scrape=nobody)  # type: ignore[arg-type]
+    guard = SurfaceGuard(application, settings=surfaces, authenticate=nobody, scrape=nobody)
 
     async def app(scope: Message, receive: Receive, send: Send) -> None:
         await guard(scope, receive, send)
