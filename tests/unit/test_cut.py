@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import uvicorn
+from starlette.middleware.errors import ServerErrorMiddleware
 
 from jubako.boundary import connections
 from jubako.boundary.application import Application
-from jubako.boundary.exchange import Message, Receive, Send
 from jubako.boundary.surfaces import SurfaceGuard
 from jubako.errors import InternalError
 from jubako.sections import SurfaceSettings
@@ -51,7 +51,9 @@ async def broken(_: Call) -> Stream:
 
 @asynccontextmanager
 async def serving(engine: ScriptedEngine) -> AsyncIterator[tuple[int, set[Any]]]:
-    """The pipeline behind uvicorn and the guard, for browsers too: its port, and the connections it has."""
+    """The pipeline behind uvicorn and all that stands around it: its port, and the connections it has."""
+    from bentoml._internal.server.http.traffic import TimeoutMiddleware
+
     application = Application(ready_pipeline(engine, stream=STRICT))
 
     async def nobody(_: str | None) -> Any:
@@ -60,9 +62,8 @@ async def serving(engine: ScriptedEngine) -> AsyncIterator[tuple[int, set[Any]]]
     surfaces = SurfaceSettings(metrics="closed", documentation="closed", cors_origins=[ORIGIN])
     guard = SurfaceGuard(application, settings=surfaces, authenticate=nobody, scrape=nobody)
 
-    async def app(scope: Message, receive: Receive, send: Send) -> None:
-        await guard(scope, receive, send)
-
+    # As BentoML builds it, but for what does nothing here.
+    app = ServerErrorMiddleware(TimeoutMiddleware(guard, timeout=600))
     listener = socket.create_server(("127.0.0.1", 0))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off", http="httptools", loop="uvloop"))
     running = asyncio.create_task(server.serve(sockets=[listener]))

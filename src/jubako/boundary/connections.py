@@ -15,10 +15,21 @@ _USER_TIMEOUT: int | None = getattr(socket, "TCP_USER_TIMEOUT", None)
 """Linux has it: how long bytes may be on their way, or a reader's window shut, until the kernel gives up."""
 
 
+_LAYERS = 16
+"""More middleware than stands around us."""
+
+
 def transport(send: Any) -> Any | None:
-    """The transport that `send` writes to, through wrappers that say what they wrap; None if it cannot be known."""
-    while (wrapped := getattr(send, "__wrapped__", None)) is not None:
-        send = wrapped
+    """The transport that `send` writes to; None if it cannot be known.
+
+    Middleware gives its own `send` to whom it calls, a function inside a function that calls the `send` which it was
+    given itself. So do Starlette's and BentoML's, and they say in no other way what is behind.
+    """
+    for _ in range(_LAYERS):
+        names = getattr(getattr(send, "__code__", None), "co_freevars", ())
+        if "send" not in names:
+            break
+        send = send.__closure__[names.index("send")].cell_contents
     return getattr(getattr(send, "__self__", None), "transport", None)
 
 

@@ -7,7 +7,6 @@ passes them on untouched.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -136,7 +135,6 @@ class SurfaceGuard:
                 return
             allowed.append((b"access-control-expose-headers", _EXPOSED))
 
-        @functools.wraps(send)  # the connection behind it is still to be found
         async def with_origin(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message["headers"], *allowed]

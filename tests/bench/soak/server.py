@@ -25,7 +25,7 @@ from tests.project import REPOSITORY, Project, Served
 from tests.reckoning import Reckoning
 from tests.tiny_lora import write_adapter
 
-PROBE, READER = "probe", "reader"
+PROBE, READER, OPERATOR = "probe", "reader", "operations"
 TENANTS: Mapping[str, Mapping[str, Any]] = {
     PROBE: {"priority": 0, "queue_seconds": 60},
     READER: {"queue_seconds": 60},
@@ -101,8 +101,10 @@ def soaked(folder: Path, stalled_reader_seconds: float) -> Iterator[Soaked]:
     keys = {tenant: _run(project, "keys", "create", tenant).strip() for tenant in TENANTS}
     witness = folder / "witness.json"
     _install_witness(project, witness)
+    operator = _run(project, "keys", "create", OPERATOR)
     with project.serving() as served:
         try:
+            served.operator_key_file.write_text(operator)
             served.wait_ready()
             yield Soaked(served, Reckoning(project), keys, witness, settings)
         finally:
