@@ -132,7 +132,12 @@ class Served:
     @property
     def operator_key(self) -> str:
         """The key that reads metrics and may do nothing else."""
-        return self.key_file.with_name("operator.key").read_text().strip()
+        return self.operator_key_file.read_text().strip()
+
+    @property
+    def operator_key_file(self) -> Path:
+        """Where that key is: a server that finds no keys makes it."""
+        return self.key_file.with_name("operator.key")
 
     @property
     def log(self) -> str:

@@ -102,6 +102,7 @@ class Pipeline:
             entry = Entry(exchange.request_id, exchange.started_at, exchange.header("traceparent"))
             passage = _Passage(exchange, lease, entry)
             self._under_way.add(passage)
+            exchange.bound_reader(self.stream.stalled_reader_seconds)
             try:
                 exchange.require_sound_headers()
                 match = routes.match(exchange.method, exchange.path)
@@ -157,7 +158,7 @@ class Pipeline:
         if isinstance(refusal, ClientGone):
             with suppress(Refusal):
                 self._account_for(passage, refusal)
-            await self._without_waiting(exchange.abandon(), lease)
+            await self._without_waiting(exchange.abandon(), passage)
             return
         if isinstance(refusal, InternalError):
             # Not with a traceback: it would quote the message, and with it perhaps a prompt.
@@ -166,16 +167,18 @@ class Pipeline:
             self._account_for(passage, refusal)
         except Refusal as unrecorded:
             refusal = unrecorded
-        await self._without_waiting(exchange.refuse(refusal), lease)
+        await self._without_waiting(exchange.refuse(refusal), passage)
 
-    async def _without_waiting(self, sending: Coroutine[Any, Any, None], lease: Lease) -> None:
+    async def _without_waiting(self, sending: Coroutine[Any, Any, None], passage: _Passage) -> None:
         """Send the last words; a caller who does not take them is not waited for longer than for any other bytes."""
         try:
-            with suppress(TimeoutError):
+            try:
                 async with asyncio.timeout(self.stream.stalled_reader_seconds):
                     await sending
+            except TimeoutError:
+                await passage.exchange.abandon()
         except asyncio.CancelledError:
-            if lease.cause is None:
+            if passage.lease.cause is None:
                 raise
             _uncancel()
 

@@ -105,13 +105,18 @@ def test_half_a_request_leaves_nothing(jubako_server: Served, http: httpx.Client
 
 @pytest.mark.parametrize("spared", [8 * ENDLESS_TOKENS], indirect=True)
 def test_a_reader_who_stops_reading_is_cut(jubako_server: Served) -> None:
-    """Though its connection stays open: the engine does not write into the void."""
+    """Though it holds its connection open: the engine does not write into the void, and the server holds nothing."""
     body = {"prompt": "Once upon a time", "stream": True, "n": 8, "logprobs": 20}
     body |= LONG | ENDLESS | {"temperature": 1.5}
     with connect(jubako_server, body, path=COMPLETIONS) as connection:
         assert connection.recv(12) == b"HTTP/1.1 200"
         await_busy(jubako_server)
         await_rest(jubako_server, 120)
+        port, worker = connection.getsockname()[1], jubako_server.worker()
+        until(
+            lambda: all(one.raddr.port != port for one in worker.net_connections() if one.raddr),
+            "the server has let go of the connection",
+        )
 
 
 async def _leave_somewhere(server: Served, chance: random.Random) -> None:

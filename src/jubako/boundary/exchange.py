@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from contextlib import suppress
 from typing import Any
 
-from jubako.boundary import problems
+from jubako.boundary import connections, problems
 from jubako.errors import BodyTimeout, ClientGone, InvalidRequest, Refusal, RequestTooLarge, UnsupportedMediaType
 from jubako.vocabulary import Document
 
@@ -63,6 +63,7 @@ class Exchange:
         self.unique_id = f"{inbound}-{secrets.token_hex(8)}" if kept else self.request_id
         self.reply_started = False
         self.reply_ended = False
+        self._all_written = False
         self.status = 0
         self.last_write_at = self.started_at
         self.writing_since = 0.0
@@ -156,10 +157,20 @@ class Exchange:
             retried = self.header("x-stainless-retry-count") not in {None, "0"}
             await self._whole(refusal.status, problems.body(refusal), problems.headers(refusal, retried=retried))
 
+    def bound_reader(self, stalled_seconds: float) -> None:
+        """Hold nothing for a reader who takes nothing this long, be it the end of a reply that is all written."""
+        connections.bound(self._send, stalled_seconds)
+
     async def abandon(self) -> None:
-        """End the exchange of a caller who is gone: unless something is sent, middleware around us waits for it."""
+        """End the exchange of a caller who is gone, or takes nothing: what was written to it is not held any longer.
+
+        Unless something is sent, middleware around us waits for it.
+        """
         if not self.reply_started:
             await self._whole(CLIENT_CLOSED, b"", [])
+        elif not self._all_written and connections.break_off(self._send):
+            # Nobody gets this end: it tells the server that the reply was not forgotten.
+            await self._write(b"", more=False)
 
     async def open_stream(self) -> None:
         """Send the status line and headers of an event stream, once."""
@@ -244,6 +255,7 @@ class Exchange:
             self.reply_ended = True
         await self._status_line_sent.wait()
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
+        self._all_written = not more
         self.writing_since = 0.0
 
 

@@ -18,7 +18,21 @@ def cpu_seconds(pid: int) -> float:
 
 def peak_bytes(pid: int) -> int:
     """The most resident memory that the process ever had."""
+    return _status_bytes(pid, "VmHWM")
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory now, files that others map too included."""
+    return _status_bytes(pid, "VmRSS")
+
+
+def own_bytes(pid: int) -> int:
+    """Resident memory that no file backs, heap and shared memory: what the page cache drops does not change it."""
+    return _status_bytes(pid, "RssAnon") + _status_bytes(pid, "RssShmem")
+
+
+def _status_bytes(pid: int, name: str) -> int:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError(f"the kernel names no peak of memory for process {pid}")
+    raise RuntimeError(f"the kernel names no {name} for process {pid}")

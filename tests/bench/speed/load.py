@@ -110,14 +110,15 @@ async def run(plan: Plan) -> list[Sample]:
         _, reply = await asyncio.get_running_loop().create_connection(Reply, "127.0.0.1", plan.port)
         # Never the same prompt twice in a window: what is cached from the request before would be measured instead.
         turns = range(number * plan.requests, (number + 1) * plan.requests)
-        found = [await reply.ask(_request(plan, turn)) for turn in turns]
+        found = [await reply.ask(request(plan, turn)) for turn in turns]
         reply.transport.close()
         return found
 
     return [sample for many in await asyncio.gather(*map(caller, range(plan.connections))) for sample in many]
 
 
-def _request(plan: Plan, number: int) -> bytes:
+def request(plan: Plan, number: int) -> bytes:
+    """The bytes of one request."""
     body = json.dumps(plan.body).replace("NUMBER", str(number)).encode()
     lines = [f"POST {plan.path} HTTP/1.1", "host: bench", f"authorization: Bearer {plan.key}"]
     lines += ["content-type: application/json", f"content-length: {len(body)}", "", ""]

@@ -101,11 +101,11 @@ def pair(folder: Path, *, narrow: bool, parser: str | None = None) -> Iterator[d
     with running_server(model, flags, environment, folder / "vllm.log") as url:
         (server,) = set(psutil.Process().children()) - before
         vllm = Peer("vllm", _port(url), "none", server.pid)
-        with _jubako(folder, model, _answer(url), parser) as jubako:
+        with _jubako(folder, model, smoke_answer(url), parser) as jubako:
             yield {"vllm": vllm, "jubako": jubako}
 
 
-def _answer(url: str) -> str:
+def smoke_answer(url: str) -> str:
     """What the model says to the smoke prompt: Jubako serves no release that has none."""
     reply = httpx.post(f"{url}/v1/completions", json={**SMOKE, "temperature": 0, "seed": 0}, timeout=60)
     text: str = reply.raise_for_status().json()["choices"][0]["text"]
