@@ -227,13 +227,14 @@ def _requests(sides: list[Side], report: Report, say: Say) -> None:
                 spent = one["cpu_seconds_of_server"] - idle[side.name] * one["window_seconds"]
                 found[way][side.name].append(spent / one["requests"] * 1e6)
         say(f"requests, round {number + 1} of {ROUNDS}")
-    report["requests"] = {way: _beside(one, str(SIZES[0])) for way, one in found.items()}
+    report["requests"] = {way: beside(one) for way, one in found.items()}
     report["requests_rounds"] = found
 
 
-def _beside(found: Mapping[str, list[float]], least: str) -> dict[str, Any]:
-    """Medians, and the ratios to the smallest in each round."""
-    return {name: {"us": statistics.median(many)} | _ratios(many, found[least]) for name, many in found.items()}
+def beside(found: Mapping[str, list[float]]) -> dict[str, Any]:
+    """Medians, and the ratios to the mean of both processes with the fewest tenants in each round."""
+    least = [statistics.mean(both) for both in zip(found[str(SIZES[0])], found[AGAIN], strict=True)]
+    return {name: {"us": statistics.median(many), **_ratios(many, least)} for name, many in found.items()}
 
 
 def _ratios(many: list[float], beside: list[float]) -> dict[str, float]:
