@@ -35,7 +35,7 @@ def measured(report: dict[str, Any]) -> str:
 
 def _requests(report: dict[str, Any]) -> list[str]:
     lines = [
-        "| tenants, a key each | CPU a request, µs | to both of 10 | range | Jubako's part alone, µs | to both of 10 | range |",
+        "| tenants, a key each | CPU a request, µs | to 10 | range | Jubako's part alone, µs | to 10 | range |",
         "|---|---:|---:|---|---:|---:|---|",
     ]
     whole, own = report["requests"]["whole"], report["requests"]["own"]
