@@ -25,6 +25,8 @@ from jubako.errors import StartupFault
 
 Location = tuple[int | str, ...]
 
+_PLAIN_TAGS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "timestamp"))
+
 MAX_BYTES = 4 * 1024 * 1024
 """A configuration file larger than this is a mistake, and parsing it would only take memory."""
 
@@ -125,8 +127,7 @@ def _plain(loader: _Loader, node: yaml.Node, at: Location, lines: dict[Location,
         return _mapping(loader, node, at, lines, faults)
     if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
         return [_plain(loader, item, (*at, index), lines, faults) for index, item in enumerate(node.value)]
-    plain_tags = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null", "timestamp")}
-    if not isinstance(node, yaml.ScalarNode) or node.tag not in plain_tags:
+    if not isinstance(node, yaml.ScalarNode) or node.tag not in _PLAIN_TAGS:
         faults.append((line, f"the tag {node.tag!r} is not allowed; write plain values"))
         return None
     if node.tag.endswith("timestamp"):  # a date is text to us: `version: 2026-01-31` must not become an object
