@@ -19,18 +19,24 @@ _LAYERS = 16
 """More middleware than stands around us."""
 
 
-def transport(send: Any) -> Any | None:
-    """The transport that `send` writes to; None if it cannot be known.
+def innermost(send: Any) -> Any:
+    """The server's own `send` behind that of middleware; `send` itself if that cannot be known.
 
     Middleware gives its own `send` to whom it calls, a function inside a function that calls the `send` which it was
     given itself. So do Starlette's and BentoML's, and they say in no other way what is behind.
     """
+    inner = send
     for _ in range(_LAYERS):
-        names = getattr(getattr(send, "__code__", None), "co_freevars", ())
+        names = getattr(getattr(inner, "__code__", None), "co_freevars", ())
         if "send" not in names:
             break
-        send = send.__closure__[names.index("send")].cell_contents
-    return getattr(getattr(send, "__self__", None), "transport", None)
+        inner = inner.__closure__[names.index("send")].cell_contents
+    return inner if hasattr(getattr(inner, "__self__", None), "transport") else send
+
+
+def transport(send: Any) -> Any | None:
+    """The transport that `send` writes to; None if it cannot be known."""
+    return getattr(getattr(innermost(send), "__self__", None), "transport", None)
 
 
 def bound(send: Any, seconds: float) -> None:

@@ -50,6 +50,8 @@ class Exchange:
     def __init__(self, scope: Message, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
+        self._send_event = send
+        """For what is in the middle of a stream: middleware around us is done with a reply once it has begun."""
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self._received: list[tuple[bytes, bytes]] = list(scope["headers"])
@@ -176,6 +178,7 @@ class Exchange:
         """Send the status line and headers of an event stream, once."""
         if not self.reply_started:
             await self._start(200, [_EVENTS, (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")])
+            self._send_event = connections.innermost(self._send)
 
     async def event(self, event: bytes) -> None:
         """Send one whole server-sent event, or several joined."""
@@ -183,7 +186,7 @@ class Exchange:
         if not self._status_line_sent.is_set():
             # The keep-alive task may be sending it at this moment, to a socket that is not taking it.
             await self._status_line_sent.wait()
-        await self._send({"type": "http.response.body", "body": event, "more_body": True})
+        await self._send_event({"type": "http.response.body", "body": event, "more_body": True})
         self.writing_since = 0.0
 
     def offer(self, event: bytes) -> bool:
@@ -194,7 +197,7 @@ class Exchange:
         """
         if self.writing_since or not self.reply_started or not self._status_line_sent.is_set():
             return False
-        sending = self._send({"type": "http.response.body", "body": event, "more_body": True})
+        sending = self._send_event({"type": "http.response.body", "body": event, "more_body": True})
         try:
             sending.send(None)
         except StopIteration:
