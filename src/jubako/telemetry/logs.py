@@ -230,6 +230,10 @@ def _on_a_standard_stream(handler: logging.Handler) -> bool:
     return isinstance(handler, logging.StreamHandler) and any(handler.stream is one for one in streams)
 
 
+_encode = json.JSONEncoder(ensure_ascii=False, default=str, separators=(",", ":")).encode
+"""Made once: `json.dumps` makes an encoder for each line that is not in its default form."""
+
+
 class JsonLines(logging.Formatter):
     """One JSON object a line: time in UTC, level, logger, message, and what else the record has."""
 
@@ -248,7 +252,7 @@ class JsonLines(logging.Formatter):
         line |= _fields(record)
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False, default=str, separators=(",", ":"))
+        return _encode(line)
 
 
 class TextLines(logging.Formatter):

@@ -181,10 +181,10 @@ def _within(limit: int | None, used: int, more: int) -> bool:
 
 
 def _last(seconds: list[int], counts: list[int]) -> int:
-    for second, count in zip(reversed(seconds), reversed(counts), strict=True):
-        if count:
-            return second
-    return 0
+    at = len(counts) - 1
+    while at >= 0 and not counts[at]:
+        at -= 1
+    return seconds[at] if at >= 0 else 0
 
 
 def _fit_at(seconds: list[int], counts: list[int], limit: int | None, more: int) -> int:
