@@ -5,20 +5,26 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import psutil
 from starlette.datastructures import State
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine import utils as engine_utils
 
+from jubako import start_times
 from jubako.engine import options as engine_options
+from jubako.engine.vllm.ahead import Beginning, Context, Interpreter
 from jubako.engine.vllm.llm import OwnedLLM, StepMetrics, StepWatch, current_generation
 from jubako.errors import StartupFault
+from jubako.start_times import StartPhase
 from jubako.vocabulary import ServedRelease
 
 FINGERPRINT_CHARACTERS = 16
@@ -75,21 +81,56 @@ def fingerprint(digest: str) -> str:
     return f"jubako-{digest[:FINGERPRINT_CHARACTERS]}"
 
 
-def build(arguments: argparse.Namespace) -> tuple[OwnedLLM, StepWatch]:
+def build(arguments: argparse.Namespace, beginning: Beginning) -> tuple[OwnedLLM, StepWatch]:
     """Start the engine's processes and load the model. Blocks until it can generate; run it in a thread."""
     steps = StepWatch()
     try:
         config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config(UsageContext.OPENAI_API_SERVER)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise StartupFault(f"engine options: {error}") from None
-    llm = OwnedLLM.from_vllm_config(
-        config,
-        usage_context=UsageContext.OPENAI_API_SERVER,
-        stat_loggers=[steps.factory, StepMetrics],
-        enable_log_requests=False,
-        disable_log_stats=False,
-    )
+    times, interpreter = beginning.times, beginning.interpreter
+    times.end(StartPhase.ENGINE_CONFIGURATION)
+    # Python's executable is another one while vLLM binds a process to memory: that process has to be started then.
+    with _started_ahead(None if config.parallel_config.numa_bind else interpreter):
+        llm = OwnedLLM.from_vllm_config(
+            config,
+            usage_context=UsageContext.OPENAI_API_SERVER,
+            stat_loggers=[steps.factory, StepMetrics],
+            enable_log_requests=False,
+            disable_log_stats=False,
+        )
+    times.end(StartPhase.ENGINE_LOADING)
+    computing = _computing_began(llm)
+    if computing is not None:
+        times.end(StartPhase.ENGINE_PROCESS, computing)
     return llm, steps
+
+
+@contextmanager
+def _started_ahead(interpreter: Interpreter | None) -> Iterator[None]:
+    """Have vLLM make the engine's process of `interpreter`, unless it would not use `spawn`."""
+    choose = engine_utils.get_mp_context
+    ahead = None if interpreter is None else Context(interpreter)
+
+    def chosen() -> Any:
+        context = choose()
+        return ahead if ahead is not None and context.get_start_method() == "spawn" else context
+
+    engine_utils.get_mp_context = chosen
+    try:
+        yield
+    finally:
+        engine_utils.get_mp_context = choose
+
+
+def _computing_began(llm: OwnedLLM) -> float | None:
+    """When the first process below the engine's own began, the one that computes, if there is one."""
+    with suppress(psutil.Error, OSError):
+        engines = llm.engine_core.resources.engine_manager.processes
+        children = [child for engine in engines for child in psutil.Process(engine.pid).children()]
+        computing = [child.pid for child in children if "resource_tracker" not in " ".join(child.cmdline())]
+        return min(map(start_times.begun, computing), default=None)
+    return None
 
 
 async def wire(llm: OwnedLLM, arguments: argparse.Namespace) -> State:
@@ -118,13 +159,19 @@ def watch_parsers(chat: Any) -> None:
     chat._make_parser = watched  # noqa: SLF001
 
 
-async def launch(release: ServedRelease, options: Mapping[str, Any], shutdown_timeout_seconds: int) -> Launched:
+async def launch(
+    release: ServedRelease,
+    options: Mapping[str, Any],
+    shutdown_timeout_seconds: int,
+    beginning: Beginning,
+) -> Launched:
     """Everything above, in order."""
     arguments = parse(release, options, shutdown_timeout_seconds)
-    llm, steps = await asyncio.to_thread(build, arguments)
+    llm, steps = await asyncio.to_thread(build, arguments, beginning)
     try:
         state = await wire(llm, arguments)
     except BaseException:
         await asyncio.to_thread(llm.shutdown, 0)
         raise
+    beginning.times.end(StartPhase.SERVING)
     return Launched(llm, state, steps)
