@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "JUBAKO_START_TIMES"
@@ -62,12 +63,13 @@ class StartTimes:
 
     @classmethod
     def of_process(cls, pid: int, environment: Mapping[str, str]) -> StartTimes:
-        """What was passed on by the process before this one, or a start that begins with this one."""
-        passed_on = environment.get(VARIABLE)
-        if passed_on is not None:
-            begun_at, ends = json.loads(passed_on)
-            return cls(begun_at, {StartPhase(name): at for name, at in ends.items()})
-        return cls(min(begun(pid), now()))
+        """What the process before this one passed on, or a start that begins with this one; it raises nothing."""
+        with suppress(KeyError, ValueError, TypeError, AttributeError):
+            begun_at, ends = json.loads(environment[VARIABLE])
+            return cls(float(begun_at), {StartPhase(name): float(at) for name, at in ends.items()})
+        with suppress(OSError):
+            return cls(min(begun(pid), now()))
+        return cls(now())
 
     def pass_on(self, environment: MutableMapping[str, str]) -> None:
         """Tell the processes that get `environment`."""
