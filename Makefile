@@ -12,7 +12,7 @@ endif
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup serve test check bench bench-books bench-check bench-gate bench-overload lock prove-crash clean
+.PHONY: help setup serve test check bench bench-books bench-check bench-gate bench-overload bench-start lock prove-crash clean
 
 help: ## say what there is (this list)
 	@echo 'make <target> [PORT=$(PORT)] [PROFILE=cpu|gpu] [PYTHON=python3.11]'
@@ -59,6 +59,10 @@ bench-gate: setup ## measure one decision of the admission queue; fails if it gr
 bench-overload: setup ## measure goodput, refusals and fairness under overload, beside vLLM's own server (20 minutes)
 	$(BIN)/jubako release fetch
 	$(BIN)/python -m tests.bench.overload run
+
+bench-start: setup ## measure the time to ready beside vLLM's own server; fails above 1.10 times (10 minutes)
+	$(BIN)/jubako release fetch
+	$(BIN)/python -m tests.bench.start run
 
 lock: ## solve pyproject.toml into requirements/*.txt (UPGRADE=1 takes newer versions; needs the network)
 	@sh scripts/lock.sh $(if $(UPGRADE),--upgrade)

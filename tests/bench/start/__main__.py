@@ -35,9 +35,9 @@ def main(arguments: list[str]) -> int:
         return 0
     signal.signal(signal.SIGTERM, _leave)  # so that servers that run are ended too
     command = COMMAND + ("" if options.rounds == ROUNDS else f" --rounds {options.rounds}")
-    with tempfile.TemporaryDirectory() as folder:
-        report = run(Path(folder), command, options.rounds, _say)
     options.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=options.out) as folder:
+        report = run(Path(folder), command, options.rounds, _say)
     (options.out / DATA).write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
     _say(document.table(report))
     _say(f"{report['minutes']:.1f} minutes; see {options.out / DATA}")

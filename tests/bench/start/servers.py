@@ -7,6 +7,7 @@ processor time all of them had used by then. It knows nothing of rounds or repor
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,12 +23,14 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from jubako.start_times import begun, now
-from tests.bench.speed.servers import ALIAS, PROFILE, demo_model
+from tests.bench.speed.servers import PROFILE, demo_model
 from tests.contract.vllm_server import ENVIRONMENT, STOP_SECONDS
 from tests.project import Project, free_port
 
 START_SECONDS = 300.0
 POLL_SECONDS = 0.05
+ALIAS = "smollm2"
+"""What the demo release answers to."""
 BODY: Mapping[str, Any] = {
     "model": ALIAS,
     "messages": [{"role": "user", "content": "What is the capital of France?"}],
@@ -93,6 +96,7 @@ def start_jubako(folder: Path) -> Start:
             served.terminate()
             with suppress(subprocess.TimeoutExpired):
                 served.wait_end(STOP_SECONDS)
+            shutil.copy(served.log_file, folder / "jubako.log")
 
 
 @contextmanager

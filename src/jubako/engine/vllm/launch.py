@@ -90,8 +90,10 @@ def build(arguments: argparse.Namespace, beginning: Beginning) -> tuple[OwnedLLM
         raise StartupFault(f"engine options: {error}") from None
     times, interpreter = beginning.times, beginning.interpreter
     times.end(StartPhase.ENGINE_CONFIGURATION)
-    # Python's executable is another one while vLLM binds a process to memory: that process has to be started then.
-    with _started_ahead(None if config.parallel_config.numa_bind else interpreter):
+    parallel = config.parallel_config
+    # What vLLM arranges around the start of each such process must be met by a start.
+    arranged = parallel.numa_bind or parallel.data_parallel_size > 1
+    with _started_ahead(None if arranged else interpreter):
         llm = OwnedLLM.from_vllm_config(
             config,
             usage_context=UsageContext.OPENAI_API_SERVER,
