@@ -24,10 +24,13 @@ from typing import Any
 from jubako.start_times import StartTimes
 
 _PROGRAM = """
-import array, contextlib, fcntl, select, sys, termios
+import array, contextlib, fcntl, gc, select, sys, termios
 sys.path[:] = {path!r}
+gc.disable()  # it would look for garbage in what is only growing: a fifth of the time
 with contextlib.suppress(Exception):  # whoever needs it imports it again, and is told
     {imports}
+gc.freeze()
+gc.enable()
 select.select([{pipe}], [], [])
 waiting = array.array("i", [0])
 fcntl.ioctl({pipe}, termios.FIONREAD, waiting)
