@@ -12,7 +12,7 @@ endif
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup serve test check bench bench-books bench-check bench-gate bench-outside bench-overload bench-scale lock prove-crash soak clean
+.PHONY: help setup serve test check bench bench-books bench-check bench-gate bench-outside bench-overload bench-scale bench-start lock prove-crash soak clean
 
 help: ## say what there is (this list)
 	@echo 'make <target> [PORT=$(PORT)] [PROFILE=cpu|gpu] [PYTHON=python3.11]'
@@ -64,6 +64,10 @@ bench-outside: setup ## have GuideLLM, in an environment of its own, measure Jub
 bench-overload: setup ## measure goodput, refusals and fairness under overload, beside vLLM's own server (20 minutes)
 	$(BIN)/jubako release fetch
 	$(BIN)/python -m tests.bench.overload run
+
+bench-start: setup ## measure the time to ready beside vLLM's own server; fails above 1.10 times (10 minutes)
+	$(BIN)/jubako release fetch
+	$(BIN)/python -m tests.bench.start run
 
 bench-scale: setup ## measure what a request costs from 10 to 10,000 tenants, a token from 1 to 256 streams (7 minutes)
 	$(BIN)/jubako release fetch

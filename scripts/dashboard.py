@@ -231,6 +231,13 @@ ROWS: list[tuple[str, list[Panel]]] = [
                 "While there is work. At life.stall_seconds the server ends itself.",
                 [("max by (instance) (jubako_engine_step_age_seconds{@})", "{{instance}}")],
             ),
+            Panel(
+                "timeseries",
+                "Last start",
+                "s",
+                "Of the slowest server, by phase.",
+                [("max by (phase) (jubako_start_seconds{@})", "{{phase}}")],
+            ),
         ],
     ),
     (

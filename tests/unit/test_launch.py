@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from typing import Any
 
 import pytest
@@ -48,3 +49,26 @@ def test_a_value_that_vllm_does_not_take_is_a_fault() -> None:
     """In a sentence of vLLM's, without its usage and without an exit."""
     with pytest.raises(StartupFault, match=r"max-num-seqs|max_num_seqs"):
         parsed({"max_num_seqs": "many"})
+
+
+@pytest.mark.parametrize(("method", "is_used"), [("spawn", True), ("fork", False)])
+def test_what_was_started_ahead_takes_the_place_of_a_spawned_process_only(
+    monkeypatch: pytest.MonkeyPatch, method: str, *, is_used: bool
+) -> None:
+    """vLLM's choice of how processes are made stands, and is its own again afterwards."""
+    from vllm.v1.engine import utils
+
+    from jubako.engine.vllm import ahead, launch
+
+    own = multiprocessing.get_context(method)
+    monkeypatch.setattr(utils, "get_mp_context", lambda: own)
+    choose = utils.get_mp_context
+    monkeypatch.setattr(ahead, "_IMPORTS", ("json",))
+    interpreter = ahead.Interpreter()
+    with launch._started_ahead(interpreter):
+        assert isinstance(utils.get_mp_context(), ahead.Context) is is_used
+        assert is_used or utils.get_mp_context() is own
+    assert utils.get_mp_context is choose
+    interpreter.discard()
+    with launch._started_ahead(None):
+        assert utils.get_mp_context() is own

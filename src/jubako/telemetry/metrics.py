@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram, Info
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, choose_encoder, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
+from jubako.start_times import StartPhase
 from jubako.telemetry.logs import place
 from jubako.vocabulary import Account, Outcome, Route
 
@@ -162,6 +163,12 @@ FAMILIES = {
             "Bytes of request bodies that are being read or parsed, of all requests together.",
             observed=True,
         ),
+        Family(
+            "jubako_start_seconds",
+            "gauge",
+            "How long each phase of the last start took; 0 until the server was ready.",
+            ("phase",),
+        ),
         Family("jubako_ready", "gauge", "1 when the server takes traffic, else 0.", observed=True),
         Family("jubako_release_info", "info", "The release that is served, and its digest.", ("release", "digest")),
         Family(
@@ -239,6 +246,10 @@ class Metrics:
         self._prompt, self._cached, self._generated = (tokens.labels(k) for k in ("prompt", "cached", "generated"))
         info = FAMILIES["jubako_release_info"]
         Info(info.name.removesuffix("_info"), info.help, registry=registry).info({"release": release, "digest": digest})
+        start = Gauge(
+            FAMILIES["jubako_start_seconds"].name, FAMILIES["jubako_start_seconds"].help, ("phase",), registry=registry
+        )
+        self._start = {phase: start.labels(phase.value) for phase in StartPhase}
         self._observed = _Observations()
         registry.register(self._observed)
 
@@ -285,6 +296,11 @@ class Metrics:
         if key not in self._ends:
             self._ends[key] = self._requests.labels(route, alias, account.outcome.value)
         return self._ends[key]
+
+    def started(self, seconds: Mapping[StartPhase, float]) -> None:
+        """The server is ready, and its start took so long."""
+        for phase, took in seconds.items():
+            self._start[phase].set(took)
 
     def observe(self, name: str, read: Observed) -> None:
         """Read the metric `name` with `read` at each scrape from now on; one that fails is left out of that scrape."""

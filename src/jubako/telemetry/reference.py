@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from jubako.start_times import StartPhase
 from jubako.telemetry.metrics import (
     CODES,
     FAMILIES,
@@ -23,6 +24,7 @@ _VALUES = {
     "code": [*CODES, OTHER_CODE],
     "priority": [f"0 to {PRIORITIES - 1}"],
     "kind": ["prompt", "cached", "generated"],
+    "phase": [phase.value for phase in StartPhase],
     "release": ["name/version of the release that is served"],
     "digest": ["its sha256"],
 }

@@ -18,12 +18,14 @@ from vllm.exceptions import VLLMError
 
 from jubako.engine.port import OnPrompt, VitalSigns
 from jubako.engine.vllm import constraints, faults
+from jubako.engine.vllm.ahead import Beginning
 from jubako.engine.vllm.deltas import Deltas
 from jubako.engine.vllm.launch import Launched, launch
 from jubako.engine.vllm.llm import Generation, current_generation
 from jubako.engine.vllm.vetting import Vetting
 from jubako.errors import InternalError, InvalidRequest, Refusal, Unavailable
 from jubako.sections import GrammarSettings
+from jubako.start_times import StartTimes, now
 from jubako.telemetry import logs
 from jubako.vocabulary import Call, Document, Reply, Route, ServedRelease, Step, Stream
 
@@ -40,8 +42,10 @@ class VllmEngine:
         options: Mapping[str, Any],
         grammar: GrammarSettings,
         shutdown_timeout_seconds: int,
+        beginning: Beginning | None = None,
     ) -> None:
         self._release = release
+        self._beginning = beginning or Beginning(StartTimes(now()))
         self._options = options
         self._grammar = grammar
         self._vetting: Vetting | None = None
@@ -52,7 +56,7 @@ class VllmEngine:
 
     async def start(self) -> None:
         """Load the model; see the port."""
-        self._launched = await launch(self._release, self._options, self._shutdown_timeout_seconds)
+        self._launched = await launch(self._release, self._options, self._shutdown_timeout_seconds, self._beginning)
         self._vetting = Vetting.of_engine(self._launched.llm.vllm_config, self._grammar)
         self._launched.llm.take_over_validation(self._vetting)
         # Environment look-ups are 9% of what a streamed token costs; after the start nothing changes them.

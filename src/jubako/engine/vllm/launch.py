@@ -5,27 +5,30 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
-import vllm.v1.engine.logprobs
+import psutil
 from starlette.datastructures import State
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
+from vllm.v1.engine import utils as engine_utils
 
+from jubako import start_times
 from jubako.engine import options as engine_options
-from jubako.engine.vllm.llm import OwnedLLM, StepMetrics, StepWatch, current_generation
+from jubako.engine.vllm import shortcuts
+from jubako.engine.vllm.ahead import Beginning, Context, Interpreter
+from jubako.engine.vllm.llm import OwnedLLM, StepMetrics, StepWatch
 from jubako.errors import StartupFault
+from jubako.start_times import StartPhase
 from jubako.vocabulary import ServedRelease
 
 FINGERPRINT_CHARACTERS = 16
-SHORT_PROMPT_TOKENS = 512
-"""Estimated. Half a millisecond of work; longer prompts are rendered in a thread, where they hold nobody up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +82,58 @@ def fingerprint(digest: str) -> str:
     return f"jubako-{digest[:FINGERPRINT_CHARACTERS]}"
 
 
-def build(arguments: argparse.Namespace) -> tuple[OwnedLLM, StepWatch]:
+def build(arguments: argparse.Namespace, beginning: Beginning) -> tuple[OwnedLLM, StepWatch]:
     """Start the engine's processes and load the model. Blocks until it can generate; run it in a thread."""
     steps = StepWatch()
     try:
         config = AsyncEngineArgs.from_cli_args(arguments).create_engine_config(UsageContext.OPENAI_API_SERVER)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise StartupFault(f"engine options: {error}") from None
-    llm = OwnedLLM.from_vllm_config(
-        config,
-        usage_context=UsageContext.OPENAI_API_SERVER,
-        stat_loggers=[steps.factory, StepMetrics],
-        enable_log_requests=False,
-        disable_log_stats=False,
-    )
+    times, interpreter = beginning.times, beginning.interpreter
+    times.end(StartPhase.ENGINE_CONFIGURATION)
+    parallel = config.parallel_config
+    # What vLLM arranges around the start of each such process must be met by a start.
+    arranged = parallel.numa_bind or parallel.data_parallel_size > 1
+    with _started_ahead(None if arranged else interpreter):
+        llm = OwnedLLM.from_vllm_config(
+            config,
+            usage_context=UsageContext.OPENAI_API_SERVER,
+            stat_loggers=[steps.factory, StepMetrics],
+            enable_log_requests=False,
+            disable_log_stats=False,
+        )
+    times.end(StartPhase.ENGINE_LOADING)
+    computing = _computing_began(llm)
+    if computing is not None:
+        times.end(StartPhase.ENGINE_PROCESS, computing)
     return llm, steps
+
+
+@contextmanager
+def _started_ahead(interpreter: Interpreter | None) -> Iterator[None]:
+    """Have vLLM make the engine's process of `interpreter`, unless it would not use `spawn`."""
+    choose = engine_utils.get_mp_context
+    ahead = None if interpreter is None else Context(interpreter)
+
+    def chosen() -> Any:
+        context = choose()
+        return ahead if ahead is not None and context.get_start_method() == "spawn" else context
+
+    engine_utils.get_mp_context = chosen
+    try:
+        yield
+    finally:
+        engine_utils.get_mp_context = choose
+
+
+def _computing_began(llm: OwnedLLM) -> float | None:
+    """When the first process below the engine's own began, the one that computes, if there is one."""
+    with suppress(psutil.Error, OSError):
+        engines = llm.engine_core.resources.engine_manager.processes
+        children = [child for engine in engines for child in psutil.Process(engine.pid).children()]
+        computing = [child.pid for child in children if "resource_tracker" not in " ".join(child.cmdline())]
+        return min(map(start_times.begun, computing), default=None)
+    return None
 
 
 async def wire(llm: OwnedLLM, arguments: argparse.Namespace) -> State:
@@ -105,73 +145,26 @@ async def wire(llm: OwnedLLM, arguments: argparse.Namespace) -> State:
     except (ValueError, TypeError, KeyError) as error:
         raise StartupFault(f"engine options: {error}") from None
     if state.openai_serving_chat is not None:
-        watch_parsers(state.openai_serving_chat)
-    render_short_prompts_here(llm.renderer._executor)  # noqa: SLF001 - kept for good by whatever uses it
+        shortcuts.watch_parsers(state.openai_serving_chat)
+    shortcuts.render_short_prompts_here(llm.renderer._executor)  # noqa: SLF001 - kept for good by whatever uses it
     if llm.output_processor.tokenizer is not None:
-        remember_tokens(llm.output_processor.tokenizer)
+        shortcuts.remember_tokens(llm.output_processor.tokenizer)
     return state
 
 
-def watch_parsers(chat: Any) -> None:
-    """Have the parser of each stream that takes the short way known to it; vLLM makes one when a stream begins."""
-    make = chat._make_parser  # noqa: SLF001 - where every parser comes from
-
-    def watched(*arguments: Any, **options: Any) -> Any:
-        parser = make(*arguments, **options)
-        generation = current_generation.get()
-        deltas = None if generation is None else generation.deltas
-        return parser if deltas is None else deltas.parse(parser)
-
-    chat._make_parser = watched  # noqa: SLF001
-
-
-def render_short_prompts_here(executor: Any) -> None:
-    """Render short prompts in the event loop; `executor` is the renderer's, where vLLM sends every prompt.
-
-    A thread would have to wait for the interpreter's lock for each, while the loop is busy with everybody's tokens.
-    """
-    elsewhere = executor.submit
-
-    def submit(work: Callable[..., Any], /, *arguments: Any, **options: Any) -> Future[Any]:
-        generation = current_generation.get()
-        if generation is None or generation.call.demand.prompt_tokens > SHORT_PROMPT_TOKENS:
-            return cast("Future[Any]", elsewhere(work, *arguments, **options))
-        done: Future[Any] = Future()
-        try:
-            done.set_result(work(*arguments, **options))
-        except Exception as error:  # noqa: BLE001 - for whoever waits
-            done.set_exception(error)
-        return done
-
-    executor.submit = submit
-
-
-def remember_tokens(tokenizer: Any) -> None:
-    """Have each token's text decoded once: vLLM decodes every one whose probability is told, one by one, each time.
-
-    A function of the token alone, and no more of them than the vocabulary has.
-    """
-    decode = vllm.v1.engine.logprobs.convert_ids_list_to_tokens
-    known: dict[int, str] = {}
-
-    def remembered(asked: Any, token_ids: list[int]) -> list[str]:
-        if asked is not tokenizer:
-            return decode(asked, token_ids)
-        missing = [one for one in token_ids if one not in known]
-        if missing:
-            known.update(zip(missing, decode(tokenizer, missing), strict=True))
-        return [known[one] for one in token_ids]
-
-    vllm.v1.engine.logprobs.convert_ids_list_to_tokens = remembered
-
-
-async def launch(release: ServedRelease, options: Mapping[str, Any], shutdown_timeout_seconds: int) -> Launched:
+async def launch(
+    release: ServedRelease,
+    options: Mapping[str, Any],
+    shutdown_timeout_seconds: int,
+    beginning: Beginning,
+) -> Launched:
     """Everything above, in order."""
     arguments = parse(release, options, shutdown_timeout_seconds)
-    llm, steps = await asyncio.to_thread(build, arguments)
+    llm, steps = await asyncio.to_thread(build, arguments, beginning)
     try:
         state = await wire(llm, arguments)
     except BaseException:
         await asyncio.to_thread(llm.shutdown, 0)
         raise
+    beginning.times.end(StartPhase.SERVING)
     return Launched(llm, state, steps)

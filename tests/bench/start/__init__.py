@@ -1,0 +1,1 @@
+"""How long a start takes, beside vLLM's own server."""
