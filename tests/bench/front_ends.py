@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psutil
@@ -91,9 +93,10 @@ def hold_engine() -> None:
         inputs=[one["input_address"] for one in plan["addresses"]],
         outputs=[one["output_address"] for one in plan["addresses"]],
     )
-    with launch_core_engines(config, Executor.get_class(config), log_stats=True, addresses=addresses):
+    with launch_core_engines(config, Executor.get_class(config), log_stats=True, addresses=addresses) as launched:
         pass
-    time.sleep(10_000)
+    # Held until the end: what is let go of is ended.
+    launched.engine_manager.monitor_engine_liveness()
 
 
 def engine_cpu_seconds(engine: int) -> float:
@@ -174,12 +177,17 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
 def main() -> None:
     """Run, or be the engine's launcher."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("role", choices=["run", "engine"], nargs="?", default="run")
     parser.add_argument("--engine", choices=["cheap", "real"], default="cheap")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, _leave)  # so that processes that run are ended too
     if arguments.role == "engine":
         hold_engine()
         return
