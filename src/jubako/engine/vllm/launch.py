@@ -128,7 +128,7 @@ def _started_ahead(interpreter: Interpreter | None) -> Iterator[None]:
 
 def _computing_began(llm: OwnedLLM) -> float | None:
     """When the first process below the engine's own began, the one that computes, if there is one."""
-    with suppress(psutil.Error, OSError):
+    with suppress(psutil.Error, OSError, AttributeError):  # a time to show is worth no failed start
         engines = llm.engine_core.resources.engine_manager.processes
         children = [child for engine in engines for child in psutil.Process(engine.pid).children()]
         computing = [child.pid for child in children if "resource_tracker" not in " ".join(child.cmdline())]
