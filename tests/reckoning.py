@@ -10,6 +10,7 @@ import re
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,9 @@ class Reckoning:
 
     def held(self) -> int:
         """Reservations of budgets that nobody has ended."""
-        with sqlite3.connect(f"{(self.folder / 'budgets.sqlite').as_uri()}?mode=ro", uri=True) as connection:
+        address = f"{(self.folder / 'budgets.sqlite').as_uri()}?mode=rw"
+        with closing(sqlite3.connect(address, uri=True, timeout=20, isolation_level=None)) as connection:
+            connection.execute("BEGIN IMMEDIATE")  # once the server has written what it did
             (count,) = connection.execute("SELECT count(*) FROM reservations WHERE reaped_at IS NULL").fetchone()
         return int(count)
 

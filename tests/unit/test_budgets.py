@@ -593,24 +593,26 @@ class TestFile:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         monkeypatch.setattr(sqlite, "CHECKPOINT_SECONDS", 0.01)
-        monkeypatch.setattr(sqlite, "CHECKPOINT_TRANSACTIONS", 1)
         monkeypatch.setattr(logging.getLogger("jubako"), "propagate", True)
         store = self.store(tmp_path)
         budgets = await store.open(Clock())
         connect: Callable[..., sqlite3.Connection] = sqlite3.connect
-        failures = iter(range(3))
+        failures = 0
 
         def failing(*arguments: Any, **named: Any) -> sqlite3.Connection:
-            if next(failures, None) is not None:
+            nonlocal failures
+            if failures < 3:
+                failures += 1
                 raise sqlite3.OperationalError("unable to open database file")
             return connect(*arguments, **named)
 
         monkeypatch.setattr(sqlite3, "connect", failing)
+        monkeypatch.setattr(sqlite, "CHECKPOINT_TRANSACTIONS", 1)  # not before: it would have connected already
         kept: Any = budgets._store
         asker = principal(Budget(tokens_per_month=10**6))
         async with asyncio.timeout(20):
             await (await budgets.reserve(asker, 1)).settle(1)
-            while next(failures, None) is not None or kept._transactions:
+            while failures < 3 or kept._transactions:
                 await asyncio.sleep(0.01)
         told = [one.getMessage() for one in caplog.records if "cannot be moved" in one.getMessage()]
         assert len(told) == 1
