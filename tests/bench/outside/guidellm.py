@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from tests.bench.speed.measure import Figures
 from tests.bench.speed.scenarios import ALIAS, FIRST, RATE, TOKEN_CPU
@@ -73,7 +73,7 @@ def measure(peer: Peer, load: Load, tokenizer: Path, folder: Path) -> Figures:
         )
     if done.returncode != 0 or not report.exists():
         raise RuntimeError(f"guidellm on {peer.name}: {(done.stderr + done.stdout).decode(errors='replace')[-2000:]}")
-    return _figures(json.loads(report.read_text()), load, watch)
+    return figures(json.loads(report.read_text()), load, watch)
 
 
 def version() -> str:
@@ -146,7 +146,15 @@ class _Watch:
         return self._spent[last] - self._spent[max(0, first - 1)]
 
 
-def _figures(report: Mapping[str, Any], load: Load, watch: _Watch) -> Figures:
+class Watched(Protocol):
+    """Whoever knows what the server spent."""
+
+    def between(self, begin: float, end: float) -> float:
+        """Seconds of processor time between two times of the day."""
+
+
+def figures(report: Mapping[str, Any], load: Load, watch: Watched) -> Figures:
+    """What the tool found, and what the server spent meanwhile; only of a run in which every request was answered."""
     (benchmark,) = report["benchmarks"]
     metrics = benchmark["metrics"]
     totals = metrics["request_totals"]
