@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.bench.outside import guidellm, page
-from tests.bench.outside.guidellm import PACE, Load
+from tests.bench.outside.guidellm import BUSY, PACE, Load
 from tests.bench.speed import measure
 from tests.bench.speed.scenarios import FIRST, RATE, TOKEN_CPU
 
@@ -26,7 +26,13 @@ class Watched:
 def report(**totals: int) -> dict[str, Any]:
     """As GuideLLM writes it, without what is not read."""
     middle = {"successful": {"percentiles": {"p50": 7.0}, "mean": 5.0, "total_sum": 400.0}}
-    names = ("output_token_count", "output_tokens_per_second", "time_to_first_token_ms", "inter_token_latency_ms")
+    names = (
+        "output_token_count",
+        "output_tokens_per_second",
+        "time_to_first_token_ms",
+        "inter_token_latency_ms",
+        "request_concurrency",
+    )
     counted = {"successful": 4, "errored": 0, "incomplete": 0} | totals
     metrics = dict.fromkeys(names, middle) | {"request_totals": counted}
     return {"benchmarks": [{"start_time": 1000.0, "end_time": 1002.0, "metrics": metrics}]}
@@ -35,7 +41,7 @@ def report(**totals: int) -> dict[str, Any]:
 def test_the_server_s_time_is_that_of_the_run() -> None:
     """Two seconds for four hundred tokens."""
     figures = guidellm.figures(report(), LOAD, Watched())
-    assert figures == {TOKEN_CPU: 5000.0, RATE: 5.0, FIRST: 7.0, PACE: 7.0}
+    assert figures == {TOKEN_CPU: 5000.0, BUSY: 5.0, RATE: 5.0, FIRST: 7.0, PACE: 7.0}
 
 
 @pytest.mark.parametrize("totals", [{"successful": 3}, {"errored": 1}, {"incomplete": 1}])
@@ -53,7 +59,7 @@ def test_replies_of_another_length_are_no_measurement() -> None:
 
 def test_the_section_replaces_the_one_before_and_nothing_else(tmp_path: Path) -> None:
     """What people wrote around it stays."""
-    one = dict.fromkeys((TOKEN_CPU, RATE, FIRST, PACE), 2.0)
+    one = dict.fromkeys((TOKEN_CPU, BUSY, RATE, FIRST, PACE), 2.0)
     found = {
         "command": "make bench-outside",
         "date": "2026-11-30",

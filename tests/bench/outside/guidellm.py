@@ -31,6 +31,9 @@ RUN_SECONDS = 240.0
 SAMPLE_SECONDS = 0.05
 PACE = "itl_p50_ms"
 """The tool's inter-token latency."""
+BUSY = "streams_at_once"
+"""Requests under way, the mean: a tool that gets too little of the machine keeps fewer than it was told, and a token of
+few streams costs more."""
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
@@ -169,6 +172,7 @@ def figures(report: Mapping[str, Any], load: Load, watch: Watched) -> Figures:
 
     return {
         TOKEN_CPU: watch.between(benchmark["start_time"], benchmark["end_time"]) / tokens * 1e6,
+        BUSY: float(metrics["request_concurrency"]["successful"]["mean"]),
         RATE: float(metrics["output_tokens_per_second"]["successful"]["mean"]),
         FIRST: middle("time_to_first_token_ms"),
         PACE: middle("inter_token_latency_ms"),
