@@ -56,7 +56,7 @@ bench-books: setup ## measure what the books cost in CPU per streamed token; fai
 bench-gate: setup ## measure one decision of the admission queue; fails if it grows with queue or tenants
 	PYTHONPATH=. $(BIN)/python -m tests.bench.gate
 
-bench-outside: setup ## have GuideLLM, in an environment of its own, measure Jubako and vLLM's own server (15 minutes)
+bench-outside: setup ## have GuideLLM, in an environment of its own, measure Jubako and vLLM's own server (10 minutes)
 	$(BIN)/jubako release fetch
 	@sh scripts/outside.sh
 	$(BIN)/python -m tests.bench.outside run

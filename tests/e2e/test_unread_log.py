@@ -78,3 +78,12 @@ def test_a_log_that_nobody_reads_stops_nothing(unread: Unread) -> None:
     assert [one for one in unread.ended() if one.startswith("unread-")] == asked
     _ask(served, "read-again", stream=False)
     until(lambda: unread.ended()[-1] == "read-again", "the next line was read")
+
+
+def test_a_server_whose_log_nobody_reads_ends_when_it_is_told(unread: Unread) -> None:
+    """With status 0. Python's resource tracker may have a last word of its own, which waits for a reader."""
+    _ask(unread.served, "last", stream=True)
+    unread.served.terminate()
+    assert unread.served.wait_end(120) == 0
+    unread.reader.start()
+    unread.served.assert_nothing_left()

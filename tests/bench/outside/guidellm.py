@@ -19,7 +19,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from tests.bench.speed.measure import Figures
 from tests.bench.speed.scenarios import ALIAS, FIRST, RATE, TOKEN_CPU
@@ -31,6 +31,9 @@ RUN_SECONDS = 240.0
 SAMPLE_SECONDS = 0.05
 PACE = "itl_p50_ms"
 """The tool's inter-token latency."""
+BUSY = "streams_at_once"
+"""Requests under way, the mean: a tool that gets too little of the machine keeps fewer than it was told, and a token of
+few streams costs more."""
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
@@ -73,7 +76,7 @@ def measure(peer: Peer, load: Load, tokenizer: Path, folder: Path) -> Figures:
         )
     if done.returncode != 0 or not report.exists():
         raise RuntimeError(f"guidellm on {peer.name}: {(done.stderr + done.stdout).decode(errors='replace')[-2000:]}")
-    return _figures(json.loads(report.read_text()), load, watch)
+    return figures(json.loads(report.read_text()), load, watch)
 
 
 def version() -> str:
@@ -146,7 +149,15 @@ class _Watch:
         return self._spent[last] - self._spent[max(0, first - 1)]
 
 
-def _figures(report: Mapping[str, Any], load: Load, watch: _Watch) -> Figures:
+class Watched(Protocol):
+    """Whoever knows what the server spent."""
+
+    def between(self, begin: float, end: float) -> float:
+        """Seconds of processor time between two times of the day."""
+
+
+def figures(report: Mapping[str, Any], load: Load, watch: Watched) -> Figures:
+    """What the tool found, and what the server spent meanwhile; only of a run in which every request was answered."""
     (benchmark,) = report["benchmarks"]
     metrics = benchmark["metrics"]
     totals = metrics["request_totals"]
@@ -161,6 +172,7 @@ def _figures(report: Mapping[str, Any], load: Load, watch: _Watch) -> Figures:
 
     return {
         TOKEN_CPU: watch.between(benchmark["start_time"], benchmark["end_time"]) / tokens * 1e6,
+        BUSY: float(metrics["request_concurrency"]["successful"]["mean"]),
         RATE: float(metrics["output_tokens_per_second"]["successful"]["mean"]),
         FIRST: middle("time_to_first_token_ms"),
         PACE: middle("inter_token_latency_ms"),

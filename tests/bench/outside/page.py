@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.bench.outside.guidellm import PACE
+from tests.bench.outside.guidellm import BUSY, PACE
 from tests.bench.speed.scenarios import FIRST, RATE, TOKEN_CPU
 
 Report = dict[str, Any]
 SHOWN = (
     (TOKEN_CPU, "CPU of the server a token, µs"),
+    (BUSY, "streams at once, mean"),
     (RATE, "tokens/s"),
     (FIRST, "TTFT p50, ms"),
     (PACE, "ITL p50, ms"),
