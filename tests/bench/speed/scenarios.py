@@ -53,17 +53,17 @@ _WHOLE = {name: value for name, value in _chat().items() if name not in _STREAM}
 _TEXT = {name: value for name, value in _chat(prompt="Request NUMBER: once upon a time").items() if name != "messages"}
 
 NARROW = (
-    Scenario("chat-1", "streamed chat, 1 stream", _chat(), 1, 6),
-    Scenario("chat-16", "streamed chat, 16 streams", _chat(), 16, 3),
-    Scenario("chat-64", "streamed chat, 64 streams", _chat(), 64, 2, promises=_HEADLINE),
-    Scenario("chat-256", "streamed chat, 256 streams", _chat(max_tokens=64), 256, 1, promises=_HEADLINE),
+    Scenario("chat-1", "streamed chat, 1 stream", _chat(), 1, 12),
+    Scenario("chat-16", "streamed chat, 16 streams", _chat(), 16, 5),
+    Scenario("chat-64", "streamed chat, 64 streams", _chat(), 64, 3, promises=_HEADLINE),
+    Scenario("chat-256", "streamed chat, 256 streams", _chat(max_tokens=64), 256, 2, promises=_HEADLINE),
     Scenario("text-64", "streamed completions, 64 streams", _TEXT, 64, 2, COMPLETIONS),
     Scenario("whole-64", "whole replies, 64 at a time", _WHOLE, 64, 2, promises={REQUEST_CPU: 0.80}),
-    Scenario("short-16", "replies of 4 tokens, 16 at a time", _chat(max_tokens=4), 16, 25),
+    Scenario("short-16", "replies of 4 tokens, 16 at a time", _chat(max_tokens=4), 16, 40),
     Scenario("long-8", "prompts of 1,300 tokens, 8 streams of 32 tokens", _chat(
-        messages=[{"role": "user", "content": _LONG}], max_tokens=32), 8, 3),
+        messages=[{"role": "user", "content": _LONG}], max_tokens=32), 8, 8),
     Scenario("schema-16", "a JSON schema, 16 streams", _chat(response_format={
-        "type": "json_schema", "json_schema": {"name": "shop", "schema": _SCHEMA}}), 16, 2),
+        "type": "json_schema", "json_schema": {"name": "shop", "schema": _SCHEMA}}), 16, 3),
     Scenario("logprobs-16", "5 log-probabilities a token, 16 streams", _chat(logprobs=True, top_logprobs=5), 16, 2,
              promises={TOKEN_CPU: 0.80}),
     Scenario("choices-16", "4 choices a request, 16 streams", _chat(n=4, max_tokens=64, temperature=1), 16, 2,
@@ -76,7 +76,7 @@ PARSED = (
 )
 """The same, with a parser of tool calls."""
 REAL = (
-    Scenario("real-1", "streamed chat, 1 stream, the whole demo model", _chat(max_tokens=48), 1, 2,
+    Scenario("real-1", "streamed chat, 1 stream, the whole demo model", _chat(max_tokens=64), 1, 3,
              promises={FIRST: 1.02, PACE: 1.02}),
 )  # fmt: skip
 MODELS: Mapping[str, tuple[Scenario, ...]] = {"narrow": NARROW, "narrow, parser": PARSED, "whole": REAL}
