@@ -16,6 +16,7 @@ import io
 import os
 import sys
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing import popen_spawn_posix, reduction, resource_tracker, spawn, util
 from multiprocessing.context import SpawnContext, SpawnProcess, set_spawning_popen
 from multiprocessing.process import BaseProcess
@@ -146,6 +147,9 @@ class _Process(SpawnProcess):
         environment: dict[str, str] = self.__dict__.pop("environment")
         threads = environment.get(THREADS_VARIABLE)
         changed = threads != os.environ.get(THREADS_VARIABLE)
+        with contextlib.suppress(ImportError):
+            # It finds the place of a process's title by the environment it was started with, when it is first asked.
+            import_module("setproctitle").getproctitle()
         os.environ.clear()
         os.environ.update(environment)
         torch = sys.modules.get("torch")
