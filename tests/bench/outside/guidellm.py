@@ -2,10 +2,10 @@
 
 GuideLLM because it is the vLLM project's own benchmark, so it asks as vLLM wants to be asked; it is maintained, reads a
 tokenizer from a folder, and needs no network. NVIDIA's aiperf would do as well: it brings four dozen direct
-dependencies, clients of Kubernetes among them, where this brings twenty. It runs in an environment of its own.
+dependencies, clients of Kubernetes among them; this brings half as many. It runs in an environment of its own.
 
-It is Python, and counts each token: on two cores it takes more processor time than the server that it asks, so tokens a
-second and times say how both fare beside such a caller. What the server itself spent is the kernel's to say.
+It is Python, handles each event by itself, and shares two cores with the server that it asks: tokens a second and times
+say how both fare beside such a caller. What the server itself spent is the kernel's to say.
 """
 
 from __future__ import annotations
