@@ -136,9 +136,9 @@ def watched() -> Iterator[list[str]]:
     texts: list[str] = []
     event = Pattern.event
 
-    def write(pattern: Pattern, text: str) -> bytes:
+    def write(pattern: Pattern, text: str, detokenizer: Any) -> bytes:
         texts.append(text)
-        return event(pattern, text)
+        return event(pattern, text, detokenizer)
 
     with mock.patch.object(Pattern, "event", write):
         yield texts
@@ -166,10 +166,11 @@ CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Tell me."}]}
 TEXT: dict[str, Any] = {"prompt": "Once"}
 ROUTES = [pytest.param(Route.CHAT, CHAT, id="chat"), pytest.param(Route.COMPLETIONS, TEXT, id="completion")]
 USAGE = {"stream_options": {"include_usage": True}}
+RUNNING = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 
 
 @pytest.mark.parametrize(("route", "body"), ROUTES)
-@pytest.mark.parametrize("options", [{}, USAGE], ids=["plain", "usage"])
+@pytest.mark.parametrize("options", [{}, USAGE, RUNNING], ids=["plain", "usage", "running usage"])
 @pytest.mark.parametrize(
     "end",
     [("length", None), ("stop", None), ("stop", 2), ("stop", "noodles"), ("abort", None), ("repetition", None)],
@@ -191,7 +192,7 @@ async def test_a_stream_is_the_same(
 async def test_text_held_back_for_a_stop_string_is_the_same(front: Front, route: Route, body: dict[str, Any]) -> None:
     """Events without text, then more text than one token's, then the end where the stop string begins."""
     tokens = encode(front.engine, "One two three four five, six seven.")
-    short, own = await both(front, route, body | USAGE | {"stop": ["five, seven", "six"]}, one_by_one(tokens))
+    short, own = await both(front, route, body | RUNNING | {"stop": ["five, seven", "six"]}, one_by_one(tokens))
     assert short.events == own.events
     assert b'"stop_reason":"six"' in b"".join(short.events)
     assert short.call.usage.generated_tokens == own.call.usage.generated_tokens < len(tokens)
@@ -202,7 +203,7 @@ async def test_several_tokens_a_step_are_the_same(front: Front, route: Route, bo
     """As when an engine guesses ahead; a step may bring none, too."""
     tokens = encode(front.engine, STORY)
     steps: list[Step] = [(tokens[:3], None), (tokens[3:5], None), ([], None), (tokens[5:9], None), ([], ("stop", None))]
-    short, own = await both(front, route, body | USAGE, steps)
+    short, own = await both(front, route, body | RUNNING, steps)
     assert short.events == own.events
     assert short.call.usage.generated_tokens == own.call.usage.generated_tokens
 
@@ -322,7 +323,6 @@ def _text(parts: Sequence[bytes], route: Route) -> str:
     [
         (Route.CHAT, CHAT | {"logprobs": True}),
         (Route.CHAT, CHAT | {"return_token_ids": True}),
-        (Route.CHAT, CHAT | {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}),
         (Route.COMPLETIONS, TEXT | {"logprobs": 0}),
         (Route.COMPLETIONS, TEXT | {"echo": True}),
         (Route.COMPLETIONS, TEXT | {"prompt": ["One", "Two"]}),
@@ -460,7 +460,7 @@ async def test_the_text_is_found_whatever_a_model_is_called(name: str) -> None:
     found = Pattern.of(event, Route.CHAT)
     assert found is not None
     index, pattern = found
-    assert (index, pattern.event('a"b')) == (12, event.encode())
+    assert (index, pattern.event('a"b', None)) == (12, event.encode())
 
 
 @pytest.mark.parametrize(
@@ -485,4 +485,4 @@ async def test_half_a_character_does_not_raise() -> None:
     """It would, where the tokens of every stream are dealt with."""
     found = Pattern.of(EVENT.replace("NAME", '"x"'), Route.CHAT)
     assert found is not None
-    assert b'"a?b"' in found[1].event("a\ud83db")
+    assert b'"a?b"' in found[1].event("a\ud83db", None)

@@ -102,14 +102,15 @@ async def say(
     return events, parts, call.usage
 
 
+@pytest.mark.parametrize("running", [False, True])
 @pytest.mark.parametrize("at_once", [1, 3])
 @pytest.mark.parametrize("making", [together, apart])
 @pytest.mark.parametrize(("route", "body"), ROUTES)
 async def test_choices_are_the_same_in_fewer_writes(
-    front: Front, route: Route, body: dict[str, Any], making: Any, at_once: int
+    front: Front, route: Route, body: dict[str, Any], making: Any, at_once: int, *, running: bool
 ) -> None:
     """Each event and their order, also for a reader who is behind; each choice ends with its own tokens counted."""
-    body = body | {"stream_options": {"include_usage": True}}
+    body = body | {"stream_options": {"include_usage": True, "continuous_usage_stats": running}}
     steps = making(front[0])
     short, parts, used = await say(front, route, body, steps, at_once=at_once)
     with mock.patch("jubako.engine.vllm.adapter._is_plain", return_value=False):

@@ -242,15 +242,13 @@ class VllmEngine:
 
 
 def _is_plain(request: Any) -> bool:
-    """Whether the events of the reply differ in nothing but their text: those of choices, without anything else."""
-    options = request.stream_options
+    """Whether the events of the reply differ in nothing but text and usage: those of choices, without anything else."""
     return bool(
         request.stream
         and (request.logprobs is None or request.logprobs is False)
         and request.prompt_logprobs is None
         and not request.echo
         and not request.return_token_ids
-        and not (options is not None and options.continuous_usage_stats)
     )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,16 +33,42 @@ _CHOICE = '"choices":[{"index":'
 _BEFORE_TEXT = {Route.CHAT: ',"delta":{"content":', Route.COMPLETIONS: ',"text":'}
 _UNFINISHED = '"finish_reason":null'
 _COUNTED = '"usage":{'
+_COUNTS = re.compile(r'"usage":\{"prompt_tokens":(\d+),"total_tokens":(\d+),"completion_tokens":(\d+)\D*$')
 _SHOWN = frozenset({"content", "tool_calls"})
 """What a delta of plain text may have set: vLLM leaves an empty list of tool calls out, and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
+class Counts:
+    """Usage so far, which a caller may ask to have in each event: its numbers, and what stands between and after them.
+
+    That of the choice alone, as vLLM has it.
+    """
+
+    prompt_tokens: int
+    between: str
+    after: str
+
+    @classmethod
+    def of(cls, tail: str) -> tuple[str, Counts] | None:
+        """What stands before the numbers, and them; None if the usage has anything else, or is not what it seems."""
+        found = _COUNTS.search(tail)
+        if found is None or int(found[1]) + int(found[3]) != int(found[2]):
+            return None
+        return tail[: found.start(2)], cls(int(found[1]), tail[found.end(2) : found.start(3)], tail[found.end(3) :])
+
+    def text(self, generated: int) -> str:
+        """After so many tokens."""
+        return f"{self.prompt_tokens + generated}{self.between}{generated}{self.after}"
+
+
+@dataclass(frozen=True, slots=True)
 class Pattern:
-    """An event without its text."""
+    """An event without its text, and without the numbers of its usage if it has one."""
 
     before: str
     after: str
+    counts: Counts | None = None
 
     @classmethod
     def of(cls, event: str, route: Route) -> tuple[int, Pattern] | None:
@@ -54,16 +81,23 @@ class Pattern:
             return None
         _, end = _DECODER.raw_decode(event, start)
         after = event[end:]
-        if _UNFINISHED not in after or _COUNTED in after or not after.endswith("}\n\n"):
+        if _UNFINISHED not in after or not after.endswith("}\n\n"):
             return None
         if route is Route.CHAT and not after.startswith("}"):
             return None  # its delta has more than the text: the end of the reasoning, a tool call
-        return int(event[number:after_number]), cls(event[:start], after)
+        index, counts = int(event[number:after_number]), None
+        if _COUNTED in after:
+            counted = Counts.of(after)
+            if counted is None:
+                return None
+            after, counts = counted
+        return index, cls(event[:start], after, counts)
 
-    def event(self, text: str) -> bytes:
-        """The event of `text`."""
+    def event(self, text: str, detokenizer: Any) -> bytes:
+        """The event of `text`, the last that `detokenizer` made."""
+        counts = "" if self.counts is None else self.counts.text(detokenizer.num_output_tokens())
         # Half a character (a lone surrogate), which a parser could make, must not raise in the output processor.
-        return f"{self.before}{_quoted(text)}{self.after}".encode(errors="replace")
+        return f"{self.before}{_quoted(text)}{self.after}{counts}".encode(errors="replace")
 
 
 class Replayed:
@@ -138,7 +172,7 @@ class _Choice:
             if content is not None:
                 self.unseen += new_token_ids
                 if content or parser is None:
-                    reply.tell(self.pattern.event(content))
+                    reply.tell(self.pattern.event(content, self.state.detokenizer))
                 return
         output = self.make(new_token_ids, pooling_output, finish_reason, *rest, **options)
         if output is None:
@@ -162,7 +196,7 @@ class _Choice:
         if self.pattern is not None:
             self.reply.usage.generated_tokens += 1
             self.unseen.append(token_id)
-            self.reply.tell(self.pattern.event(text))
+            self.reply.tell(self.pattern.event(text, self.state.detokenizer))
 
     def detach(self) -> None:
         """Take no more, and let go of the sequence: the two hold each other."""
