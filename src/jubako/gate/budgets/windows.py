@@ -122,16 +122,17 @@ class Account:
 
     def standing(self, budget: Budget, requests: int, tokens: int) -> Standing:
         """How the account stands before `requests` and `tokens` are added; call `advance` first."""
+        seconds, used_requests, used_tokens = self.seconds, sum(self.requests), sum(self.tokens)
         return Standing(
-            requests=sum(self.requests),
-            tokens=sum(self.tokens),
-            requests_last=_last(self.seconds, self.requests),
-            tokens_last=_last(self.seconds, self.tokens),
-            day_tokens=self.day_tokens,
-            month_tokens=self.month_tokens,
-            under_way=self.under_way,
-            requests_fit_at=_fit_at(self.seconds, self.requests, budget.requests_per_minute, requests),
-            tokens_fit_at=_fit_at(self.seconds, self.tokens, budget.tokens_per_minute, tokens),
+            used_requests,
+            used_tokens,
+            _last(seconds, self.requests),
+            _last(seconds, self.tokens),
+            self.day_tokens,
+            self.month_tokens,
+            self.under_way,
+            _fit_at(seconds, self.requests, used_requests, budget.requests_per_minute, requests),
+            _fit_at(seconds, self.tokens, used_tokens, budget.tokens_per_minute, tokens),
         )
 
     def add(self, second: int, counted: int, requests: int, tokens: int) -> None:
@@ -181,18 +182,20 @@ def _within(limit: int | None, used: int, more: int) -> bool:
 
 
 def _last(seconds: list[int], counts: list[int]) -> int:
-    at = len(counts) - 1
-    while at >= 0 and not counts[at]:
-        at -= 1
-    return seconds[at] if at >= 0 else 0
+    if counts and counts[-1]:
+        return seconds[-1]
+    for second, count in zip(reversed(seconds), reversed(counts), strict=True):
+        if count:
+            return second
+    return 0
 
 
-def _fit_at(seconds: list[int], counts: list[int], limit: int | None, more: int) -> int:
+def _fit_at(seconds: list[int], counts: list[int], used: int, limit: int | None, more: int) -> int:
     if limit is None or more == 0:
         return 0
     if more > limit:
         return NEVER
-    excess = sum(counts) + more - limit
+    excess = used + more - limit
     if excess <= 0:
         return 0
     for second, count in zip(seconds, counts, strict=True):
