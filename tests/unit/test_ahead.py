@@ -35,6 +35,14 @@ def tell(path: str) -> None:
     sys.exit(3)
 
 
+def entitle(path: str) -> None:
+    """In the child: give itself a title, as vLLM does."""
+    from setproctitle import setproctitle
+
+    setproctitle("VLLM::EngineCore")
+    Path(path).write_bytes(Path("/proc/self/cmdline").read_bytes() + Path("/proc/self/comm").read_bytes())
+
+
 def send(connection: Connection) -> None:
     """In the child: a word through a descriptor of the parent's."""
     connection.send("here")
@@ -58,6 +66,18 @@ def test_it_becomes_the_first_process_and_no_other(tmp_path: Path, monkeypatch: 
         ]
     assert pids[0] == interpreter.pid
     assert pids[1] != interpreter.pid
+
+
+def test_it_can_be_given_a_title(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By which an operator, and our tests, tell the engine's process from others."""
+    monkeypatch.setenv("JUBAKO_TEST_GONE", "1")
+    context = ahead.Context(ahead.Interpreter())
+    monkeypatch.delenv("JUBAKO_TEST_GONE")
+    monkeypatch.setenv(MARK, "1")
+    process = context.Process(target=entitle, args=(str(tmp_path / "title"),))
+    process.start()
+    process.join()
+    assert (tmp_path / "title").read_bytes().count(b"VLLM::EngineCor") == 2
 
 
 def test_a_process_that_needs_descriptors_is_started_anew() -> None:

@@ -16,7 +16,6 @@ import io
 import os
 import sys
 from dataclasses import dataclass
-from importlib import import_module
 from multiprocessing import popen_spawn_posix, reduction, resource_tracker, spawn, util
 from multiprocessing.context import SpawnContext, SpawnProcess, set_spawning_popen
 from multiprocessing.process import BaseProcess
@@ -147,11 +146,10 @@ class _Process(SpawnProcess):
         environment: dict[str, str] = self.__dict__.pop("environment")
         threads = environment.get(THREADS_VARIABLE)
         changed = threads != os.environ.get(THREADS_VARIABLE)
-        with contextlib.suppress(ImportError):
-            # It finds the place of a process's title by the environment it was started with, when it is first asked.
-            import_module("setproctitle").getproctitle()
-        os.environ.clear()
-        os.environ.update(environment)
+        # Only what differs: the title that vLLM gives the process is put where the first variables are in memory.
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update({name: value for name, value in environment.items() if os.environ.get(name) != value})
         torch = sys.modules.get("torch")
         if torch is not None and changed and threads and threads.isdecimal():
             torch.set_num_threads(int(threads))  # it has read the variable already
