@@ -16,6 +16,7 @@ import io
 import os
 import sys
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing import popen_spawn_posix, reduction, resource_tracker, spawn, util
 from multiprocessing.context import SpawnContext, SpawnProcess, set_spawning_popen
 from multiprocessing.process import BaseProcess
@@ -146,7 +147,9 @@ class _Process(SpawnProcess):
         environment: dict[str, str] = self.__dict__.pop("environment")
         threads = environment.get(THREADS_VARIABLE)
         changed = threads != os.environ.get(THREADS_VARIABLE)
-        # Only what differs: the title that vLLM gives the process is put where the first variables are in memory.
+        with contextlib.suppress(ImportError):
+            # It finds the place of a process's title by the variables it was started with, when it is first asked.
+            import_module("setproctitle").getproctitle()
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]
         os.environ.update({name: value for name, value in environment.items() if os.environ.get(name) != value})
