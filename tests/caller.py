@@ -42,7 +42,7 @@ ADMISSION = AdmissionSettings(
 )
 BODIES = 1 << 24
 """Room for more bodies than any test sends."""
-SECONDS = 10.0
+SECONDS = 60.0
 """No reply of a scripted engine takes this long."""
 
 
@@ -53,8 +53,8 @@ def policy(limits: Limits = LIMITS, **changes: Any) -> Policy:
         scopes=frozenset({Scope.MODELS, Scope.CHAT, Scope.COMPLETIONS}),
         weight=1,
         priority=1,
-        deadline_seconds=5,
-        queue_seconds=5,
+        deadline_seconds=300,
+        queue_seconds=300,
         limits=limits,
         tenant_budget=Budget(),
         key_budget=Budget(),

@@ -40,7 +40,7 @@ from tests.scripted_engine import ScriptedEngine
 
 SERVER = settings.load(REPOSITORY, {}).server
 CHAT = "/v1/chat/completions"
-SECONDS = 10.0
+SECONDS = 60.0
 LIMITS = {"body_bytes": 4096, "body_seconds": 0.3, "prompt_characters": 1000}
 POLICIES: Mapping[str, Mapping[str, Any]] = {
     "default": {"limits": LIMITS},

@@ -8,6 +8,7 @@ import select
 import socket
 import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,14 +133,15 @@ def test_a_terminal_that_was_stopped_stops_nobody() -> None:
     """Ctrl-S at the terminal; the lines come after Ctrl-Q."""
     ours, theirs = os.openpty()
     with os.fdopen(theirs, "w") as stream:
-        os.write(ours, b"\x13")
+        # As the key does, but at once: the key is dealt with when the system comes to it.
+        termios.tcflow(theirs, termios.TCOOFF)
         sink = Sink(stream, loss)
         for number in range(100):
             sink.write(line(number))
         assert not select.select([ours], [], [], 0)[0]
         reader = Reader(ours)
         reader.start()
-        os.write(ours, b"\x11")
+        termios.tcflow(theirs, termios.TCOON)
         until(lambda: _numbers(reader.lines) == list(range(100)), "all came", 30)
         assert sink.dropped == 0
     os.close(ours)

@@ -27,7 +27,7 @@ ORIGIN = "https://app.example"
 OURS = "the application"
 SURFACES = ("/metrics", "/schema.json", "/docs.json", "/")
 PROBES = {"livez": "/livez", "readyz": "/readyz"}
-SECONDS = 10.0
+SECONDS = 60.0
 
 
 def principal(*scopes: Scope) -> Principal:
