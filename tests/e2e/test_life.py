@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.callers import ENDLESS, finishing, models, streaming
-from tests.contract.corpus import CONTEXT_TOKENS, ENDLESS_DEADLINE
+from tests.contract.corpus import CONTEXT_TOKENS, UNHURRIED
 from tests.project import Project, Served, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 def project(tmp_path: Path, model_folder: Path) -> Project:
     """The demo release in a folder of its own, with room for a stream without end."""
     context = {"JUBAKO__ENGINE__OPTIONS__MAX_MODEL_LEN": str(CONTEXT_TOKENS)}
-    return Project.copy_to(tmp_path / "project", context | ENDLESS_DEADLINE)
+    return Project.copy_to(tmp_path / "project", context | UNHURRIED)
 
 
 @pytest.fixture

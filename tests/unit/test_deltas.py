@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -24,6 +25,9 @@ from tests.scripted_core import ScriptedCore, encode, front_end
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 CREATED = re.compile(rb'"created":\d+')
+NUMBERS = itertools.count()
+"""An id is given once: what is left of a stream is cleared away at some time, under its id."""
+ID = re.compile(rb'"id":"(?:chatcmpl|cmpl)-id-\d+"')
 TOOL_ID = re.compile(rb'"id":"chatcmpl-tool-[0-9a-f]+"')
 STORY = 'Once "upon" a time,\nthere was a café with 🍜 noodles \\ and \u2028 a tab\t<|tool|> </s> 日本語.'
 
@@ -70,7 +74,7 @@ Step = tuple[Sequence[int], tuple[str, int | str | None] | None]
 
 async def say(front: Front, route: Route, body: dict[str, Any], steps: Sequence[Step | Exception]) -> Said:
     """Ask, have the engine say `steps`, and take what comes; each step's events are taken before the next step."""
-    call = call_of(route, {"stream": True, "max_tokens": 16, **body})
+    call = replace(call_of(route, {"stream": True, "max_tokens": 16, **body}), request_id=f"id-{next(NUMBERS)}")
     reply = await front.engine.answer(call)
     assert isinstance(reply, Stream)
     said = Said([], call)
@@ -126,8 +130,8 @@ def _take(said: Said, event: bytes) -> bool:
 
 
 def _comparable(event: bytes) -> bytes:
-    """The event without what is of its moment: the second, and the random id of a tool call."""
-    return TOOL_ID.sub(b'"id":"tool"', CREATED.sub(b'"created":0', event))
+    """The event without what is of its moment: the second, its request's id, and the random id of a tool call."""
+    return TOOL_ID.sub(b'"id":"tool"', CREATED.sub(b'"created":0', ID.sub(b'"id":"same"', event)))
 
 
 @contextmanager

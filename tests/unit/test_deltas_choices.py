@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -20,7 +21,8 @@ from tests.scripted_core import ScriptedCore, encode, front_end
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 CHOICES = 3
-CREATED = re.compile(rb'"created":\d+')
+NUMBERS = itertools.count()
+MOMENT = re.compile(rb'"created":\d+|"id":"[a-z]+-id-\d+"')
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Tell me."}]}
 TEXT: dict[str, Any] = {"prompt": "Once"}
 ROUTES = [pytest.param(Route.CHAT, CHAT, id="chat"), pytest.param(Route.COMPLETIONS, TEXT, id="completion")]
@@ -41,7 +43,8 @@ async def front(model_folder: Path) -> AsyncIterator[Front]:
 def asked(route: Route, body: dict[str, Any]) -> Call:
     """A request for all choices, as the boundary counts it."""
     call = call_of(route, {"stream": True, "max_tokens": 40, "n": CHOICES, "temperature": 1, **body})
-    return replace(call, demand=replace(call.demand, choices=CHOICES, output_tokens=40))
+    demand = replace(call.demand, choices=CHOICES, output_tokens=40)
+    return replace(call, request_id=f"id-{next(NUMBERS)}", demand=demand)
 
 
 def together(engine: Any) -> list[tuple[Step, Ends]]:
@@ -98,7 +101,7 @@ async def say(
                     await asyncio.sleep(0)
         await reader
     core.requests.clear()
-    events = [CREATED.sub(b"", one) for one in b"".join(parts).split(b"\n\n")[:-1]]
+    events = [MOMENT.sub(b"", one) for one in b"".join(parts).split(b"\n\n")[:-1]]
     return events, parts, call.usage
 
 

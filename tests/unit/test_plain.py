@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -30,6 +31,7 @@ METRICS = (
     "vllm:request_decode_time_seconds_count",
     "vllm:time_to_first_token_seconds_count",
 )
+NUMBERS = itertools.count()
 Front = tuple[Any, ScriptedCore]
 
 
@@ -56,7 +58,8 @@ async def whole(front: Front, body: dict[str, Any], choices: int) -> tuple[dict[
     engine, core = front
     tokens, before = encode(engine, STORY), counts()
     call = call_of(Route.CHAT, CHAT | {"max_tokens": 200, "n": choices, "temperature": 1} | body)
-    call = replace(call, demand=replace(call.demand, choices=choices, output_tokens=200))
+    demand = replace(call.demand, choices=choices, output_tokens=200)
+    call = replace(call, request_id=f"id-{next(NUMBERS)}", demand=demand)
     asked = asyncio.create_task(engine.answer(call))
     async with asyncio.timeout(SECONDS):
         while len(core.requests) < choices:
