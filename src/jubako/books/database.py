@@ -6,6 +6,8 @@ in no URL, message or log. Knows nothing of audits.
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 MIGRATION_LOCK = 0x6A7562616B6F
 """PostgreSQL's advisory lock of a migration: the letters of `jubako`."""
 SQLITE_BUSY_SECONDS = 5.0
+AGAIN_SECONDS = 0.01
 CONNECT_SECONDS = 5
 STATEMENT_SECONDS = 30
 POSTGRESQL_LIMITS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
@@ -91,7 +94,7 @@ def _sqlite(address: URL, *, read_only: bool) -> Engine:
     def configure(connection: Any, _record: object) -> None:
         connection.isolation_level = None  # transactions are begun below, not by the driver's guess
         if not read_only:
-            connection.execute("PRAGMA journal_mode=WAL")
+            _write_ahead(connection)
             # A commit must outlive a power cut: audit files are removed on the strength of it.
             connection.execute("PRAGMA synchronous=FULL")
 
@@ -101,6 +104,20 @@ def _sqlite(address: URL, *, read_only: bool) -> Engine:
     sa.event.listen(made, "connect", configure)
     sa.event.listen(made, "begin", begin)
     return made
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Have a write-ahead log. While another process does the same, SQLite refuses at once, without its own waiting."""
+    give_up_at = time.monotonic() + SQLITE_BUSY_SECONDS
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up_at:
+                raise
+            time.sleep(AGAIN_SECONDS)
+        else:
+            return
 
 
 def require_place(address: URL, password_file: Path | None) -> None:
