@@ -11,7 +11,7 @@ import yaml
 
 from jubako.release import manifest
 from tests import tenants
-from tests.contract.corpus import ADAPTER, CONTEXT_TOKENS, UNHURRIED
+from tests.contract.corpus import ADAPTER, CONTEXT_TOKENS, PATIENT
 from tests.project import DEMO, REPOSITORY, Project, Served
 from tests.tiny_lora import write_adapter
 
@@ -53,7 +53,7 @@ def adapted_project(
     engine = {"MAX_LORA_RANK": "8", "MAX_MODEL_LEN": str(CONTEXT_TOKENS), "MAX_NUM_SEQS": "16"}
     engine |= {"ENABLE_PROMPT_TOKENS_DETAILS": "true"}
     project.environment |= {f"JUBAKO__ENGINE__OPTIONS__{name}": value for name, value in engine.items()}
-    project.environment |= UNHURRIED
+    project.environment |= PATIENT
     # Short, so that what they bound is seen within a test.
     project.environment |= {"JUBAKO__LIMITS__BODY_SECONDS": "3", "JUBAKO__STREAM__STALLED_READER_SECONDS": "5"}
     project.environment |= {"JUBAKO__ADMISSION__QUEUE_REQUESTS": "64"}

@@ -25,7 +25,7 @@ import pytest
 from jubako.books import schema
 from tests import mixed_load, otlp_receiver, postgres
 from tests.canaries import CANARY, Canaries
-from tests.contract.corpus import BASE, CHAT, says
+from tests.contract.corpus import BASE, CHAT, UNHURRIED, says
 from tests.engine_metrics import await_busy
 from tests.otlp_receiver import Received, attributes
 from tests.postgres import Postgres
@@ -85,7 +85,7 @@ def booked(tmp_path_factory: pytest.TempPathFactory, adapted_project: Project) -
             books = Reckoning(project, database.url, database.password_file)
             told |= {"BOOKS__LEDGER_URL": database.url, "BOOKS__LEDGER_PASSWORD_FILE": str(database.password_file)}
         project.environment |= {f"JUBAKO__{name}": value for name, value in told.items()}
-        project.environment |= {"VLLM_LOGGING_LEVEL": "DEBUG"}
+        project.environment |= {"VLLM_LOGGING_LEVEL": "DEBUG", **UNHURRIED}
         server = stack.enter_context(project.serving()).wait_ready()
         yield Booked(server, books, Keys(project, server), collector, database)
 
