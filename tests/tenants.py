@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import yaml
 
-from tests.contract.corpus import ADAPTER, BASE
+from tests.contract.corpus import ADAPTER, BASE, LONGEST_SECONDS
 from tests.project import Project, Served, until
 
 POLICIES: dict[str, dict[str, Any]] = {
@@ -34,17 +34,24 @@ POLICIES: dict[str, dict[str, Any]] = {
 """Tenant -> what its policy changes of `standard`; the policy is called like the tenant."""
 
 
+def be_patient(project: Project) -> dict[str, Any]:
+    """Let the standard policy wait for its turn and have long streams: tests mean what they ask to be answered."""
+    path = project.folder / "configuration" / "tenants.yaml"
+    document: dict[str, Any] = yaml.safe_load(path.read_text())
+    document["policies"]["standard"] |= {"queue_seconds": 60, "deadline_seconds": LONGEST_SECONDS}
+    # Through JSON, which is YAML: PyYAML would write what two policies share as an alias, which is refused.
+    path.write_text(json.dumps(document, indent=1))
+    return document
+
+
 def write(project: Project) -> None:
     """Add the tenants to the project's tenants.yaml."""
+    document = be_patient(project)
     path = project.folder / "configuration" / "tenants.yaml"
-    document = yaml.safe_load(path.read_text())
-    # Tests send more at once than the engine takes, and mean all of it to be answered.
-    document["policies"]["standard"]["queue_seconds"] = 60
     for name, changes in POLICIES.items():
         document["policies"][name] = document["policies"]["standard"] | changes
         document["tenants"][name] = {"policy": name, "suspended": False}
     document["tenants"]["suspended"] = {"policy": "standard", "suspended": True}
-    # Through JSON, which is YAML: PyYAML would write what two policies share as an alias, which is refused.
     path.write_text(json.dumps(document, indent=1))
 
 

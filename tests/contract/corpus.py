@@ -17,7 +17,8 @@ CONTEXT_TOKENS = 8192
 """As long as the model takes: a stream that a test cuts must outlast whatever holds the test up meanwhile."""
 ENDLESS_TOKENS = 4000
 """Of such a stream: about a minute, or ten on a machine that is very busy."""
-PATIENT = {"JUBAKO__DEADLINE__SECONDS": "86400"}
+LONGEST_SECONDS = 86_400
+PATIENT = {"JUBAKO__DEADLINE__SECONDS": str(LONGEST_SECONDS)}
 """For a server of such streams: one that is expected to outlast its deadline is refused if it has to wait."""
 UNHURRIED = {**PATIENT, "JUBAKO__ADMISSION__TIME_PER_OUTPUT_TOKEN_SECONDS": "5"}
 """For several at once: on a busy machine few would run for the sake of their pace."""

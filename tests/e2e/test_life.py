@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests import tenants
 from tests.callers import ENDLESS, finishing, models, streaming
 from tests.contract.corpus import CONTEXT_TOKENS, UNHURRIED
 from tests.project import Project, Served, until
@@ -22,7 +23,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 def project(tmp_path: Path, model_folder: Path) -> Project:
     """The demo release in a folder of its own, with room for a stream without end."""
     context = {"JUBAKO__ENGINE__OPTIONS__MAX_MODEL_LEN": str(CONTEXT_TOKENS)}
-    return Project.copy_to(tmp_path / "project", context | UNHURRIED)
+    made = Project.copy_to(tmp_path / "project", context | UNHURRIED)
+    tenants.be_patient(made)
+    return made
 
 
 @pytest.fixture
