@@ -106,9 +106,10 @@ def _answered() -> Iterator[tuple[str, dict[str, Any]]]:
     yield CHAT, {"messages": says("hi"), "documents": [{"title": CANARY, "text": CANARY}]}
     yield CHAT, {"messages": says("hi"), "chat_template_kwargs": {"note": CANARY}}
     yield CHAT, {"messages": says(CANARY), "return_prompt_text": True}
-    yield COMPLETIONS, {"prompt": CANARY, "echo": True, "logprobs": 2}
+    yield COMPLETIONS, {"prompt": CANARY, "echo": True}
+    yield COMPLETIONS, {"prompt": CANARY, "logprobs": 2}
     yield COMPLETIONS, {"prompt": [CANARY, f"{CANARY} again"], "n": 2, "temperature": 1.0}
-    yield COMPLETIONS, {"prompt": "hi", "bad_words": [CANARY], "prompt_logprobs": 1}
+    yield COMPLETIONS, {"prompt": "hi", "bad_words": [CANARY]}
 
 
 def _doubtful() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -118,6 +119,7 @@ def _doubtful() -> Iterator[tuple[str, dict[str, Any]]]:
         "image_url": {"url": f"data:image/png;name={CANARY};base64,{PIXEL}", "detail": CANARY},
     }
     yield CHAT, {"messages": says(CANARY), CANARY: CANARY}
+    yield COMPLETIONS, {"prompt": CANARY, "echo": True, "logprobs": 2}
     yield CHAT, {"messages": says(CANARY), "model": CANARY}
     yield CHAT, {"messages": says(CANARY), "top_k": 10**30}
     yield CHAT, {"messages": says(CANARY), "n": CANARY}

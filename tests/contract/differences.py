@@ -123,6 +123,10 @@ def _hard_limit(reply: Reply) -> Reply:
     return refusal(400, "invalid_request_error", "unsupported_value", Text(r"\S+: .+"), Text(r"\S+"))
 
 
+def _scored(reply: Reply) -> Reply:
+    return refusal(400, "invalid_request_error", "unsupported_value")
+
+
 def _image(reply: Reply) -> Reply:
     message = Text(r"messages\.0\.content\.0\.image_url\.url: .+")
     return refusal(400, "invalid_request_error", "invalid_value", message, "messages.0.content.0.image_url.url")
@@ -293,6 +297,20 @@ DECLARED = (
             "chat with a seed beyond all bounds is refused",
             "completion with too many logprobs is refused",
             "a completion stream of too many logprobs is refused",
+        ),
+    ),
+    Declared(
+        "scored-prompts",
+        "Log-probabilities of a prompt are refused where adapters are served; vLLM gives them.",
+        "With adapters, one such request ends vLLM's engine if another runs beside it, and all of them with it.",
+        _scored,
+        (
+            "chat gives prompt logprobs",
+            "completion gives prompt logprobs",
+            "completion echoes its prompt with logprobs",
+            "completion scores its prompt alone",
+            "completion streams the echo with logprobs",
+            "completion streams the score of its prompt alone",
         ),
     ),
     Declared(

@@ -17,8 +17,8 @@ from tests.scripted_core import ScriptedCore, front_end
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
-CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Tell me."}], "prompt_logprobs": 1, "n": 2}
-TEXT: dict[str, Any] = {"prompt": "Once", "echo": True, "logprobs": 1, "n": 2}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Tell me."}], "prompt_logprobs": 1}
+TEXT: dict[str, Any] = {"prompt": "Once", "echo": True, "logprobs": 1}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -31,13 +31,12 @@ async def front(model_folder: Path) -> AsyncIterator[tuple[Any, ScriptedCore]]:
 
 
 @pytest.mark.parametrize(("route", "body"), [(Route.CHAT, CHAT), (Route.COMPLETIONS, TEXT)], ids=["chat", "completion"])
-async def test_prompts_are_not_scored_for_several_choices_beside_adapters(
+async def test_prompts_are_not_scored_beside_adapters(
     front: tuple[Any, ScriptedCore], route: Route, body: dict[str, Any]
 ) -> None:
     """The engine's process would end, and with it every request of everybody."""
     engine, core = front
-    call = call_of(route, {"max_tokens": 4, "temperature": 1, **body})
-    call = replace(call, demand=replace(call.demand, choices=2))
-    with pytest.raises(InvalidRequest, match="one at a time"):
+    call = call_of(route, {"max_tokens": 4, **body})
+    with pytest.raises(InvalidRequest, match="where adapters are served"):
         await engine.answer(call)
     assert not core.requests

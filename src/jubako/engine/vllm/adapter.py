@@ -158,7 +158,7 @@ class VllmEngine:
     async def _chat(self, launched: Launched, generation: Generation) -> Any:
         call = generation.call
         request = _validated(ChatCompletionRequest, call)
-        self._require_survivable(call, scored=request.prompt_logprobs is not None)
+        self._require_survivable(scored=request.prompt_logprobs is not None)
         chat = launched.state.openai_serving_chat
         # Of several choices, each would have a parser of its own.
         one = call.demand.choices == 1 or chat.parser_cls is None
@@ -170,17 +170,16 @@ class VllmEngine:
         call = generation.call
         request = _validated(CompletionRequest, call)
         echoed = request.echo and request.logprobs is not None
-        self._require_survivable(call, scored=request.prompt_logprobs is not None or bool(echoed))
+        self._require_survivable(scored=request.prompt_logprobs is not None or bool(echoed))
         if call.demand.prompts == 1 and _is_plain(request) and launched.llm.each_token_is_shown:
             generation.deltas = Deltas(call.usage, request)
         return await launched.state.openai_serving_completion.create_completion(request)
 
-    def _require_survivable(self, call: Call, *, scored: bool) -> None:
+    def _require_survivable(self, *, scored: bool) -> None:
         """Refuse what ends an engine with adapters: it takes the rows of a prompt for those of a step."""
-        if scored and self._release.adapters and call.demand.sequences > 1:
+        if scored and self._release.adapters:
             raise InvalidRequest(
-                "Log-probabilities of prompts cannot be had for several choices or prompts at once where adapters are "
-                "served. Ask for one at a time.",
+                "Log-probabilities of prompts cannot be had where adapters are served.",
                 code="unsupported_value",
             )
 
