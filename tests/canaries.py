@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import httpx
 
-from tests.contract.corpus import ADAPTER, BASE, CHAT, COMPLETIONS, says
+from tests.contract.corpus import ADAPTER, BASE, CHAT, COMPLETIONS, ENDLESS_TOKENS, says
 
 CANARY = "xcanaryx"
 """In every text, in lower case; a search of whatever is told ignores case."""
@@ -67,7 +67,12 @@ class Canaries:
 
     def _leave(self) -> None:
         """One caller goes in the middle of an answer, and one is late."""
-        body = {"model": BASE, "messages": says(f"Tell me of {CANARY}."), "max_tokens": 1500, "ignore_eos": True}
+        body = {
+            "model": BASE,
+            "messages": says(f"Tell me of {CANARY}."),
+            "max_tokens": ENDLESS_TOKENS,
+            "ignore_eos": True,
+        }
         with self._client.stream("POST", CHAT, json=body | {"stream": True}) as reply:
             next(reply.iter_text())
         self._client.post(CHAT, json=body, headers={"x-request-timeout-ms": "300"})

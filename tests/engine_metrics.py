@@ -18,7 +18,7 @@ def gauges(server: Served) -> dict[str, float]:
     """Every sample of vLLM's by its name, those that differ in labels added up."""
     found: dict[str, float] = {}
     headers = {"authorization": f"Bearer {server.operator_key}"}
-    reply = httpx.get(f"{server.url}/metrics", headers=headers, timeout=30)
+    reply = httpx.get(f"{server.url}/metrics", headers=headers, timeout=120)
     assert reply.status_code == httpx.codes.OK, reply.text
     for line in reply.text.splitlines():
         if match := re.fullmatch(r"(vllm:\w+)(?:\{.*\})? (\S+)", line):

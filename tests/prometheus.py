@@ -44,7 +44,7 @@ class Prometheus:
 
     def get(self, path: str, **parameters: str | float) -> Any:
         """The data of an API call; fails with Prometheus' own message."""
-        reply = httpx.get(f"{self.url}/api/v1/{path}", params=parameters, timeout=30)
+        reply = httpx.get(f"{self.url}/api/v1/{path}", params=parameters, timeout=120)
         answer = reply.json()
         assert answer["status"] == "success", answer.get("error", reply.text)
         return answer["data"]

@@ -124,7 +124,7 @@ def total(lines: Iterable[Line], name: str) -> int:
 def samples(server: Served, accept: str = "") -> dict[str, float]:
     """Every sample of a scrape by its name and labels."""
     headers = {"authorization": f"Bearer {server.operator_key}", "accept": accept}
-    reply = httpx.get(f"{server.url}/metrics", headers=headers, timeout=30)
+    reply = httpx.get(f"{server.url}/metrics", headers=headers, timeout=120)
     assert reply.status_code == httpx.codes.OK, reply.text
     found = {}
     for line in reply.text.splitlines():

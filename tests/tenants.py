@@ -62,7 +62,7 @@ def make_key(project: Project, server: Served, tenant: str, *options: str) -> st
     key: str = made.stdout.strip()
 
     def known() -> bool:
-        reply = httpx.get(f"{server.url}/v1/models", headers={"authorization": f"Bearer {key}"}, timeout=10)
+        reply = httpx.get(f"{server.url}/v1/models", headers={"authorization": f"Bearer {key}"}, timeout=120)
         return reply.status_code != httpx.codes.UNAUTHORIZED
 
     until(known, "the key is known")

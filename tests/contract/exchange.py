@@ -15,7 +15,7 @@ import httpx
 from tests.contract.corpus import Request
 
 DONE = "[DONE]"
-TIMEOUT_SECONDS = 60.0
+TIMEOUT_SECONDS = 180.0
 SHOWN_HEADERS = ("content-type", "allow")
 
 

@@ -106,7 +106,7 @@ def as_it_was(wire: Wire, narrow: Wire) -> Iterator[None]:
 
 def client(wire: Wire, credential: str | None = None) -> Client:
     """The client with every default but its address, its key and its patience."""
-    one = Client(base_url=wire.url, api_key=credential or wire.key(), timeout=30)
+    one = Client(base_url=wire.url, api_key=credential or wire.key(), timeout=120)
     one.waits = []
     return one
 

@@ -17,7 +17,7 @@ from jubako.release import manifest
 if TYPE_CHECKING:
     from tests.project import Served
 
-TIMEOUT_SECONDS = 120.0
+TIMEOUT_SECONDS = 300.0
 
 
 def _options(server: Served) -> dict[str, Any]:

@@ -233,7 +233,7 @@ def test_nothing_that_was_said_is_anywhere(booked: Booked) -> None:
     assert sum(one.startswith("silence-") for one in traced) > canaries.successes
     told: dict[str, bytes] = {
         "log": server.log_file.read_bytes(),
-        "metrics": httpx.get(f"{server.url}/metrics", timeout=30).content,
+        "metrics": httpx.get(f"{server.url}/metrics", timeout=120).content,
         "spans": b"".join(request.SerializeToString() for request in booked.collector.requests),
         "rows": repr([booked.books.rows(table) for table in schema.metadata.sorted_tables]).encode(),
         "answers of others": others,

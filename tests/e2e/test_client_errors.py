@@ -182,7 +182,7 @@ def test_a_body_that_does_not_say_it_is_json_is_refused(http: httpx.Client, medi
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_an_unknown_path_is_ours_to_refuse(jubako_server: Served, path: str, method: str) -> None:
     """BentoML's pages are not shown, whoever asks."""
-    reply = httpx.request(method, jubako_server.url + path, timeout=30)
+    reply = httpx.request(method, jubako_server.url + path, timeout=120)
     assert reply.status_code == 404
     assert error_of(reply) == (INVALID, "unknown_url")
 
@@ -206,7 +206,7 @@ class Raw:
 
     def __init__(self, server: Served, *headers: str, path: str = CHAT, key: str | None = None) -> None:
         address = urlsplit(server.url)
-        self.socket = socket.create_connection((address.hostname, address.port), timeout=30)
+        self.socket = socket.create_connection((address.hostname, address.port), timeout=120)
         lines = [f"POST {path} HTTP/1.1", "host: test", f"authorization: Bearer {key or server.key}"]
         lines += ["content-type: application/json", *headers]
         self.socket.sendall("\r\n".join([*lines, "", ""]).encode())

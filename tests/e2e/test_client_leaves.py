@@ -47,8 +47,9 @@ def test_a_closed_stream_stops_the_engine(client: Any, jubako_server: Served) ->
     with client.chat.completions.create(messages=TELL, stream=True, extra_body=ENDLESS, **LONG) as stream:
         for _, _ in zip(range(5), stream, strict=False):
             pass
-        await_busy(jubako_server)
-        assert gauges(jubako_server)[CACHE] > 0
+        with jubako_server.engine_held():
+            await_busy(jubako_server)
+            assert gauges(jubako_server)[CACHE] > 0
 
 
 async def test_a_cancelled_async_stream_stops_the_engine(async_client: Any, jubako_server: Served) -> None:

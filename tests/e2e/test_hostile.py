@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-LARGEST_GAP_SECONDS = 60.0
+LARGEST_GAP_SECONDS = 90.0
 """Ten times what a busy machine shows. A grammar that stalled the engine would hold it for minutes."""
 LARGEST_GROWTH_BYTES = 300 << 20
 PROMPT = {"model": BASE, "prompt": "Once upon a time", "temperature": 0, "ignore_eos": True}
@@ -89,7 +89,7 @@ def test_no_hostile_request_harms_the_server_or_a_neighbour(jubako_server: Serve
         assert not neighbour.faults
         assert neighbour.streams > 0
         assert neighbour.largest_gap < LARGEST_GAP_SECONDS
-        assert httpx.get(f"{jubako_server.url}/readyz", timeout=10).status_code == httpx.codes.OK
+        assert httpx.get(f"{jubako_server.url}/readyz", timeout=120).status_code == httpx.codes.OK
         await_rest(jubako_server, 60)
         assert worker.is_running()
         assert worker.memory_info().rss - before < LARGEST_GROWTH_BYTES

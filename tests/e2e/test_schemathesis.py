@@ -35,5 +35,5 @@ def test_the_server_keeps_to_its_document(
     if mode is GenerationMode.POSITIVE:
         # What fits the document reaches the engine, or nothing was tried.
         assert fuzzing.statuses[httpx.codes.OK] > 0
-    assert httpx.get(f"{jubako_server.url}/readyz", timeout=10).status_code == httpx.codes.OK
+    assert httpx.get(f"{jubako_server.url}/readyz", timeout=120).status_code == httpx.codes.OK
     await_rest(jubako_server, 60)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ def ask(server: Served, key: str, **fields: Any) -> httpx.Response:
     """One completion."""
     headers = {"authorization": f"Bearer {key}", **fields.pop("headers", {})}
     return httpx.post(
-        f"{server.url}/v1/completions", headers=headers, json=PROMPT | {"max_tokens": 4} | fields, timeout=120
+        f"{server.url}/v1/completions", headers=headers, json=PROMPT | {"max_tokens": 4} | fields, timeout=300
     )
 
 
@@ -179,7 +178,7 @@ def test_a_cancelled_stream_is_charged_what_was_generated(jubako_server: Served,
 
     before = remaining()
     with (
-        httpx.Client(timeout=60) as client,
+        httpx.Client(timeout=300) as client,
         client.stream(
             "POST",
             f"{jubako_server.url}/v1/completions",
@@ -216,7 +215,7 @@ class streaming:  # noqa: N801 - reads as a statement
     """A stream of the key's under way for as long as the block runs."""
 
     def __init__(self, server: Served, key: str) -> None:
-        self._client = httpx.Client(timeout=60)
+        self._client = httpx.Client(timeout=300)
         self._stream = self._client.stream(
             "POST",
             f"{server.url}/v1/completions",
@@ -252,9 +251,9 @@ def test_a_spent_day_is_an_exhausted_quota(jubako_server: Served, keys: Keys) ->
 
 def test_a_deadline_ends_a_whole_reply_with_504(jubako_server: Served, keys: Keys) -> None:
     """By policy, or sooner by the caller; the engine stops, too."""
-    late = ask(jubako_server, keys.of("hasty"), max_tokens=900)
+    late = ask(jubako_server, keys.of("hasty"), max_tokens=ENDLESS)
     assert error_of(late) == (504, "deadline_exceeded")
-    sooner = ask(jubako_server, keys.of("red"), max_tokens=900, headers={"x-request-timeout-ms": "700"})
+    sooner = ask(jubako_server, keys.of("red"), max_tokens=ENDLESS, headers={"x-request-timeout-ms": "700"})
     assert error_of(sooner) == (504, "deadline_exceeded")
     assert sooner.headers["x-should-retry"] == "true"
     await_rest(jubako_server)
@@ -262,9 +261,8 @@ def test_a_deadline_ends_a_whole_reply_with_504(jubako_server: Served, keys: Key
 
 def test_a_deadline_ends_a_stream_with_an_error_event(jubako_server: Served, keys: Keys) -> None:
     """And no `[DONE]` after it."""
-    started = time.monotonic()
-    reply = ask(jubako_server, keys.of("hasty"), max_tokens=900, stream=True, headers={"x-request-timeout-ms": "60000"})
-    assert time.monotonic() - started < 20
+    longer = {"x-request-timeout-ms": "3600000"}
+    reply = ask(jubako_server, keys.of("hasty"), max_tokens=ENDLESS, stream=True, headers=longer)
     events = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data:")]
     assert json.loads(events[-1])["error"]["code"] == "deadline_exceeded"
     assert len(events) > 5

@@ -29,7 +29,7 @@ PATIENT = policy(limited(body_bytes=2048, body_seconds=60))
 
 async def held(bodies: Bodies, size: int) -> None:
     """Wait until so much is held."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(90):
         while bodies.held != size:
             await asyncio.sleep(0)
 

@@ -387,7 +387,7 @@ class TestLeases:
             process.send_signal(signal.SIGKILL)
             process.wait()
         held: list[Reservation] = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             while not held:
                 try:
                     held.append(await budgets.reserve(asker, 1_000_000))
@@ -468,7 +468,7 @@ class TestOutage:
             await released.release()
             with pytest.raises(Unavailable):
                 await kept.amend(40)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             while budgets._away:
                 await asyncio.sleep(0.01)
         assert not budgets._untold
@@ -488,7 +488,7 @@ class TestOutage:
         with self.outage(store):
             results = await asyncio.gather(*(budgets.reserve(asker, 1) for _ in range(40)), return_exceptions=True)
             assert all(isinstance(result, Unavailable) for result in results)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             while budgets._away:
                 await asyncio.sleep(0.01)
         for _ in range(5):
@@ -511,7 +511,7 @@ class TestOutage:
         budgets = await store.open(clock)
         await budgets.reserve(principal(Budget(concurrency=3)), 30)
         with self.outage(store):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(90):
                 await budgets.close()
 
 
@@ -610,7 +610,7 @@ class TestFile:
         monkeypatch.setattr(sqlite, "CHECKPOINT_TRANSACTIONS", 1)  # not before: it would have connected already
         kept: Any = budgets._store
         asker = principal(Budget(tokens_per_month=10**6))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             await (await budgets.reserve(asker, 1)).settle(1)
             while failures < 3 or kept._transactions:
                 await asyncio.sleep(0.01)

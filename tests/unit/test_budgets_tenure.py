@@ -51,7 +51,7 @@ async def until_idle(budgets: CountedBudgets) -> None:
     """Until the tenure has ended."""
     tenures = store_of(budgets)._tenures
     assert tenures is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while tenures._ends_at is not None:
             await asyncio.sleep(0.005)
 
@@ -95,14 +95,14 @@ class Disk:
         return self._real.in_transaction
 
     async def has_failed(self, times: int = 1) -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             while self.failures < times:
                 await asyncio.sleep(0.005)
 
 
 async def until_back(budgets: CountedBudgets) -> None:
     """Until the store is known to answer again."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while budgets._away:
             await asyncio.sleep(0.005)
 
@@ -270,7 +270,7 @@ class TestOthers:
         assert held >= HELD_ON_DISK
         budgets = await files.open(lease_seconds=1)
         asker = principal(LIMITS)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             while await used_today(budgets, 1000) != SETTLED_ON_DISK:
                 await asyncio.sleep(0.05)
                 await budgets._store.beat()
@@ -317,7 +317,7 @@ class TestFailures:
         await (await budgets.reserve(principal(Budget(tokens_per_day=1000)), 100)).settle(30)
         await disk.has_failed()
         disk.full = False
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             while store_of(budgets)._tally.deeds:
                 await asyncio.sleep(0.005)
         await until_idle(budgets)
@@ -334,7 +334,7 @@ class TestFailures:
         other = await files.open(clock)
         await (await other.reserve(asker, 500)).settle(400)
         disk.full = False
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(90):
             while store_of(budgets)._tally.deeds:
                 await asyncio.sleep(0.005)
         assert await used_today(other, 1000) == 400 + 100 + 30

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -76,9 +75,8 @@ async def test_stage_ends_when_what_counts_is_over() -> None:
     """Arrivals go on until then, and no longer."""
     async with serving(replying(2)) as caller:
         arrivals = [Arrival(n / 100, caller, "p", 2) for n in range(6000)]
-        before = time.monotonic()
         records = await open_loop(arrivals, until_scheduled=0.2, at_latest=60)
-    assert time.monotonic() - before < 30
+    assert len(records) < 6000
     assert all(record.outcome == "complete" for record in records if record.scheduled < 0.2)
 
 

@@ -116,6 +116,6 @@ def test_a_kill_while_storing_leaves_nothing_that_resolves(
         get(manifest.tag)
     started = time.monotonic()
     root = _store(manifest, lay_out)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 50  # the other one would have gone on for 60
     assert Path(get(manifest.tag).path) == root
     assert not list(store_home.glob("jubako-staging/tmp*"))

@@ -235,7 +235,7 @@ def test_a_collector_that_is_away_costs_spans_and_they_are_counted(tmp_path: Pat
         traced.trace(account(), queued_after_seconds=0.1, traceparent=None)
     begin = time.monotonic()
     traced.close(0.2)
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 60
     outbox = traced._outbox
     assert outbox is not None
     outbox._thread.join(20)
