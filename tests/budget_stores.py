@@ -17,6 +17,7 @@ import redis
 
 from jubako.gate.budgets.counted import CountedBudgets
 from jubako.gate.budgets.opening import budgets
+from jubako.gate.budgets.port import Reservation
 from jubako.sections import BudgetSettings
 from jubako.vocabulary import Budget, Limits, Policy, Principal, Scope
 
@@ -48,6 +49,13 @@ def principal(
         None, scopes, 1.0, 1, 60.0, 10.0, _LIMITS, tenant_budget or Budget(), key_budget or Budget()
     )  # fmt: skip
     return Principal(tenant, key, scopes, policy)
+
+
+async def end(reservation: Reservation, tokens: int | None) -> None:
+    """End it, and wait until the store knows."""
+    told = reservation.end(tokens)
+    if told is not None:
+        await told
 
 
 @dataclass

@@ -11,7 +11,7 @@ from jubako.gate.budgets.opening import budgets
 from jubako.gate.budgets.sqlite import SqliteStore
 from jubako.sections import BudgetSettings
 from jubako.vocabulary import Budget
-from tests.budget_stores import principal
+from tests.budget_stores import end, principal
 
 LIMITS = Budget(concurrency=100, tokens_per_day=1000)
 SETTLED_ON_DISK = 50
@@ -29,7 +29,7 @@ async def main(settings: str, folder: str) -> None:
     for _ in range(HELD_ON_DISK):
         await one.reserve(asker, 20)
     for _ in range(SETTLED_ON_DISK):
-        await (await one.reserve(asker, 5)).settle(1)
+        await end(await one.reserve(asker, 5), 1)
     while store._tally.deeds:
         await asyncio.sleep(0.001)
     # Of what was in the last transaction all is on disk when the next one writes.
@@ -37,7 +37,7 @@ async def main(settings: str, folder: str) -> None:
     print("on disk", flush=True)  # noqa: T201 - its parent reads it
     said = False
     while True:
-        await (await one.reserve(asker, 5)).settle(0)
+        await end(await one.reserve(asker, 5), 0)
         await one.reserve(asker, 0)
         if not said:
             print("more", flush=True)  # noqa: T201

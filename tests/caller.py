@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Coroutine, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -112,13 +112,10 @@ class NoBudgets:
         """Remember it."""
         self.amended.append(tokens)
 
-    async def settle(self, tokens: int) -> None:
+    def end(self, tokens: int | None) -> Coroutine[Any, Any, None] | None:
         """Remember it."""
         self.ended.append(tokens)
-
-    async def release(self) -> None:
-        """Remember it."""
-        self.ended.append(None)
+        return None
 
 
 class NoBooks:

@@ -203,11 +203,13 @@ class Pipeline:
         while self._settling:
             await asyncio.wait(self._settling)
 
-    def _settle(self, request_id: str) -> asyncio.Future[None]:
-        """Begin to end a reservation; of a request that never used anything, all of it is given back."""
+    def _settle(self, request_id: str) -> asyncio.Task[None] | None:
+        """End a reservation: what is left to wait for. A request that never used anything gives all of it back."""
         reservation, usage = self._reserved.pop(request_id)
-        used = usage.tokens
-        ending = asyncio.ensure_future(reservation.settle(used) if used else reservation.release())
+        told = reservation.end(usage.tokens or None)
+        if told is None:
+            return None
+        ending = asyncio.create_task(told, name="budgets-end")
         self._settling.add(ending)
         ending.add_done_callback(self._settling.discard)
         return ending
@@ -276,7 +278,8 @@ class Pipeline:
                 await reservation.amend(prompt_tokens + outputs)
 
         try:
-            passage.exchange.add_headers(problems.rate_headers(reservation.rates))
+            # A reply that begins at its end tells of the limits as they are then; a stream, as it begins.
+            passage.exchange.add_headers(lambda: problems.rate_headers(reservation.rates))
             if call.demand.grammar:
                 await self.engine.vet(call)
             passage.entry.queued_at = time.monotonic()
@@ -293,12 +296,9 @@ class Pipeline:
             finally:
                 ticket.leave(completed=completed)
         finally:
-            if call.request_id in self._reserved:
+            if call.request_id in self._reserved and (ending := self._settle(call.request_id)) is not None:
                 # A task that is being cancelled still ends its reservation, and a slow store does not hold a reply up.
-                await asyncio.wait({self._settle(call.request_id)}, timeout=SETTLE_SECONDS)
-                # A reply that has not begun tells of the limits as they are now; a stream told of them as it began.
-                if not passage.exchange.reply_started:
-                    passage.exchange.add_headers(problems.rate_headers(reservation.rates))
+                await asyncio.wait({ending}, timeout=SETTLE_SECONDS)
 
     async def _generate(self, passage: _Passage, call: Call, deadline_at: float) -> None:
         exchange, lease = passage.exchange, passage.lease

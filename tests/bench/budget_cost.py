@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from jubako.vocabulary import Budget, Principal
-from tests.budget_stores import StoreUnderTest, principal, redis_server
+from tests.budget_stores import StoreUnderTest, end, principal, redis_server
 
 REQUESTS = 4000
 LIMITS = Budget(10**8, 10**8, 10**9, 10**9, 10**6)
@@ -33,7 +33,7 @@ async def measure(name: str, store: StoreUnderTest, asker: Principal, at_once: i
             await pause()
             await held.amend(600)
             await pause()
-            await held.settle(300)
+            await end(held, 300)
             await pause()
 
     async def idler(requests: int) -> None:

@@ -21,7 +21,7 @@ from jubako.gate.budgets import sqlite
 from jubako.gate.budgets.counted import UNCOUNTED, CountedBudgets
 from jubako.gate.budgets.port import Reservation
 from jubako.vocabulary import Budget, Principal, Rate, Rates
-from tests.budget_stores import NOON, Clock, RedisServer, StoreUnderTest, crash, principal, redis_server
+from tests.budget_stores import NOON, Clock, RedisServer, StoreUnderTest, crash, end, principal, redis_server
 from tests.project import REPOSITORY
 
 
@@ -115,8 +115,8 @@ class TestLimits:
     async def test_without_limits_nothing_is_kept(self, store: StoreUnderTest, open_budgets: CountedBudgets) -> None:
         assert await open_budgets.reserve(principal(), 10**9) is UNCOUNTED
         await UNCOUNTED.amend(5)
-        await UNCOUNTED.settle(5)
-        await UNCOUNTED.release()
+        await end(UNCOUNTED, 5)
+        await end(UNCOUNTED, None)
         assert UNCOUNTED.rates == Rates()
         assert store.rows() == 0
 
@@ -126,22 +126,22 @@ class TestEnds:
         asker = principal(Budget(tokens_per_minute=100, tokens_per_day=100, tokens_per_month=100))
         first = await open_budgets.reserve(asker, 90)
         assert isinstance(await refused(open_budgets, asker, 20), QuotaExhausted)
-        await first.settle(30)
+        await end(first, 30)
         second = await open_budgets.reserve(asker, 70)
-        await second.settle(500)
+        await end(second, 500)
         assert (await refused(open_budgets, asker, 1)).message.count("530") == 1
 
     async def test_release_gives_back_the_request_too(self, open_budgets: CountedBudgets) -> None:
         asker = principal(Budget(requests_per_minute=1, tokens_per_minute=10, tokens_per_month=10, concurrency=1))
         for _ in range(3):
-            await (await open_budgets.reserve(asker, 10)).release()
+            await end(await open_budgets.reserve(asker, 10), None)
 
     async def test_only_the_first_end_counts(self, open_budgets: CountedBudgets) -> None:
         asker = principal(Budget(tokens_per_day=100, concurrency=2))
         held = await open_budgets.reserve(asker, 50)
         await open_budgets.reserve(asker, 10)
-        await asyncio.gather(held.settle(40), held.settle(50), held.release(), held.amend(90))
-        await held.release()
+        await asyncio.gather(end(held, 40), end(held, 50), end(held, None), held.amend(90))
+        await end(held, None)
         await open_budgets.reserve(asker, 50)
         assert "100 are used" in (await refused(open_budgets, asker, 1)).message
 
@@ -149,7 +149,7 @@ class TestEnds:
         asker = principal(Budget(tokens_per_minute=100))
         held = await open_budgets.reserve(asker, 80)
         clock.advance(30)
-        await held.settle(100)
+        await end(held, 100)
         clock.advance(30.7)
         assert (await refused(open_budgets, asker, 1)).retry_after_seconds == pytest.approx(0.05)
         clock.advance(0.06)
@@ -165,7 +165,7 @@ class TestEnds:
             await held.amend(101)
         await held.amend(20)
         assert held.rates.tokens.remaining == 80
-        await held.settle(20)
+        await end(held, 20)
         other = await open_budgets.reserve(asker, 70)
         with pytest.raises(QuotaExhausted):
             await other.amend(81)
@@ -191,7 +191,7 @@ class TestEnds:
             task.cancel()
             result = (await asyncio.gather(task, return_exceptions=True))[0]
             if not isinstance(result, BaseException):
-                await result.release()
+                await end(result, None)
             telling = open_budgets._telling
             if telling is not None:
                 await telling
@@ -202,7 +202,7 @@ class TestWindows:
     async def test_retry_after_is_the_moment_it_fits(self, open_budgets: CountedBudgets, clock: Clock) -> None:
         asker = principal(Budget(tokens_per_minute=100, requests_per_minute=50))
         for tokens, pause in ((30, 1.5), (30, 7.125), (40, 3.0)):
-            await (await open_budgets.reserve(asker, tokens)).settle(tokens)
+            await end(await open_budgets.reserve(asker, tokens), tokens)
             clock.advance(pause)
         refusal = await refused(open_budgets, asker, 55)
         assert refusal.code == "rate_limit_exceeded"
@@ -218,7 +218,7 @@ class TestWindows:
         granted: list[float] = []
         for step in range(400):
             try:
-                await (await open_budgets.reserve(asker, 1)).settle(1)
+                await end(await open_budgets.reserve(asker, 1), 1)
                 granted.append(clock())
             except Busy:
                 pass
@@ -250,7 +250,7 @@ class TestWindows:
         assert border.strftime("%Y-%m-%d %H:%M UTC") in refusal.message
         clock.advance(0.5)
         await budgets.reserve(asker, 90)
-        await late.settle(0)  # of the span before: gives nothing to this one
+        await end(late, 0)  # of the span before: gives nothing to this one
         await refused(budgets, asker, 11)
         await budgets.reserve(asker, 10)
 
@@ -271,14 +271,14 @@ class TestWindows:
         refusal = await refused(open_budgets, asker, 1)
         assert (refusal.code, refusal.retry) == ("concurrency_exceeded", True)
         assert 0 < refusal.retry_after_seconds <= 120
-        await first.settle(1)
+        await end(first, 1)
         await open_budgets.reserve(asker, 1)
 
     async def test_a_clock_set_back_does_not_block_for_as_long(
         self, open_budgets: CountedBudgets, clock: Clock
     ) -> None:
         asker = principal(Budget(requests_per_minute=1))
-        await (await open_budgets.reserve(asker, 1)).settle(1)
+        await end(await open_budgets.reserve(asker, 1), 1)
         clock.advance(-30)
         await refused(open_budgets, asker, 1)
         clock.advance(-3600)
@@ -295,7 +295,7 @@ class TestRates:
         )
         held = await open_budgets.reserve(asker, 100)
         assert held.rates == Rates(Rate(10, 9, 60.75), Rate(500, 400, 60.75))
-        await held.settle(40)
+        await end(held, 40)
         clock.advance(10)
         held = await open_budgets.reserve(asker, 460)
         assert held.rates == Rates(Rate(10, 8, 60.75), Rate(500, 0, 60.75))
@@ -311,9 +311,9 @@ class TestRates:
         await one.amend(200)
         assert one.rates == Rates(Rate(10, 8, 60.75), Rate(500, 250, 60.75))
         clock.advance(1)
-        await one.settle(30)
+        await end(one, 30)
         assert one.rates == Rates(Rate(10, 8, 59.75), Rate(500, 420, 59.75))
-        await two.release()
+        await end(two, None)
         assert two.rates == Rates(Rate(10, 9, 59.75), Rate(500, 470, 59.75))
 
     async def test_an_end_costs_the_store_one_question(self, open_budgets: CountedBudgets) -> None:
@@ -327,7 +327,7 @@ class TestRates:
 
         held = await open_budgets.reserve(principal(Budget(tokens_per_minute=500)), 100)
         open_budgets._store = Counting()  # type: ignore[assignment]
-        await held.settle(30)
+        await end(held, 30)
         open_budgets._store = store
         assert asked == ["end"]
         assert held.rates == Rates(None, Rate(500, 470, 60.75))
@@ -359,14 +359,14 @@ class TestLeases:
         one, two, three = [await stalled.reserve(principal(Budget(tokens_per_day=100)), 30) for _ in range(3)]
         clock.advance(16)
         held = await alive.reserve(asker, 20)
-        await one.settle(10)
-        await one.settle(10)
-        await two.release()
+        await end(one, 10)
+        await end(one, 10)
+        await end(two, None)
         await three.amend(50)
         assert "80 are used" in (await refused(alive, asker, 21)).message
-        await three.settle(5)
+        await end(three, 5)
         assert "35 are used" in (await refused(alive, asker, 66)).message
-        await held.release()
+        await end(held, None)
         assert "15 are used" in (await refused(stalled, asker, 86)).message
 
     async def test_a_farewell_frees_at_once(self, store: StoreUnderTest, clock: Clock) -> None:
@@ -464,8 +464,8 @@ class TestOutage:
             assert loop.time() - before < 10
             assert isinstance(refusal, Unavailable)
             assert (refusal.code, refusal.retry) == ("not_ready", True)
-            await settled.settle(20)
-            await released.release()
+            await end(settled, 20)
+            await end(released, None)
             with pytest.raises(Unavailable):
                 await kept.amend(40)
         async with asyncio.timeout(90):
@@ -474,8 +474,8 @@ class TestOutage:
         assert not budgets._untold
         other = await budgets.reserve(asker, 50)
         assert "100 are used" in (await refused(budgets, asker, 1)).message
-        await other.release()
-        await kept.settle(30)
+        await end(other, None)
+        await end(kept, 30)
         for _ in range(3):
             await budgets.reserve(asker, 10)
         assert (await refused(budgets, asker, 10)).code == "concurrency_exceeded"
@@ -520,7 +520,7 @@ class TestSize:
         budgets = await store.open(clock)
         for number in range(30):
             budget = Budget(requests_per_minute=5) if number % 2 else Budget(concurrency=2)
-            await (await budgets.reserve(principal(budget, tenant=f"t{number}"), 5)).settle(5)
+            await end(await budgets.reserve(principal(budget, tenant=f"t{number}"), 5), 5)
         assert store.rows() == 15
         clock.advance(61)
         await budgets._store.beat()
@@ -535,7 +535,7 @@ class TestSize:
         budgets = await store.open(clock)
         asker = principal(Budget(requests_per_minute=10_000, tokens_per_month=10**9))
         for _ in range(300):
-            await (await budgets.reserve(asker, 5)).settle(5)
+            await end(await budgets.reserve(asker, 5), 5)
             clock.advance(0.7)
         assert store.rows() == 1
         if store.server is None:
@@ -558,7 +558,7 @@ class TestSize:
             for start in range(numbers.start, numbers.stop, 50):
                 before = loop.time()
                 for number in range(start, start + 50):
-                    await (await budgets.reserve(principal(budget, tenant=f"t{number}"), 5)).settle(5)
+                    await end(await budgets.reserve(principal(budget, tenant=f"t{number}"), 5), 5)
                 costs.append(loop.time() - before)
             return min(costs)
 
@@ -581,7 +581,7 @@ class TestFile:
     async def test_it_is_the_servers_alone_and_survives_a_restart(self, tmp_path: Path) -> None:
         store = self.store(tmp_path / "new" / "folder")
         asker = principal(Budget(tokens_per_month=100))
-        await (await (await store.open(Clock())).reserve(asker, 70)).settle(60)
+        await end(await (await store.open(Clock())).reserve(asker, 70), 60)
         for file in (tmp_path / "new" / "folder").iterdir():
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
         await store.close()
@@ -611,7 +611,7 @@ class TestFile:
         kept: Any = budgets._store
         asker = principal(Budget(tokens_per_month=10**6))
         async with asyncio.timeout(90):
-            await (await budgets.reserve(asker, 1)).settle(1)
+            await end(await budgets.reserve(asker, 1), 1)
             while failures < 3 or kept._transactions:
                 await asyncio.sleep(0.01)
         told = [one.getMessage() for one in caplog.records if "cannot be moved" in one.getMessage()]

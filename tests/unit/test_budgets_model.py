@@ -18,7 +18,7 @@ from jubako.errors import Refusal
 from jubako.gate.budgets.counted import CountedBudgets
 from jubako.gate.budgets.port import Reservation
 from jubako.vocabulary import Budget, Principal, Rate
-from tests.budget_stores import Clock, RedisServer, StoreUnderTest, crash, principal, redis_server
+from tests.budget_stores import Clock, RedisServer, StoreUnderTest, crash, end, principal, redis_server
 
 LEASE_SECONDS = 40.0
 TENANT = Budget(requests_per_minute=6, tokens_per_minute=300, tokens_per_day=800, tokens_per_month=1500, concurrency=5)
@@ -162,7 +162,7 @@ class BudgetsMachine(RuleBasedStateMachine):
     def settle(self, pick: int, tokens: int) -> None:
         event = self.alive(pick)
         assert event.reservation is not None
-        self.runner.run(event.reservation.settle(tokens))
+        self.runner.run(end(event.reservation, tokens))
         event.tokens, event.place, event.ended = tokens, False, True
 
     @precondition(some_alive)
@@ -170,8 +170,8 @@ class BudgetsMachine(RuleBasedStateMachine):
     def release(self, pick: int) -> None:
         event = self.alive(pick)
         assert event.reservation is not None
-        self.runner.run(event.reservation.release())
-        self.runner.run(event.reservation.settle(77))
+        self.runner.run(end(event.reservation, None))
+        self.runner.run(end(event.reservation, 77))
         event.tokens, event.place, event.request, event.ended = 0, False, False, True
 
     @precondition(some_alive)

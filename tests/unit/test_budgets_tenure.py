@@ -22,7 +22,7 @@ from jubako.gate.budgets.counted import CountedBudgets
 from jubako.gate.budgets.sqlite import SqliteStore
 from jubako.gate.budgets.turn import Turn
 from jubako.vocabulary import Budget
-from tests.budget_stores import NOON, Clock, StoreUnderTest, principal
+from tests.budget_stores import NOON, Clock, StoreUnderTest, end, principal
 from tests.budget_tenure_child import HELD_ON_DISK, LIMITS, SETTLED_ON_DISK
 from tests.project import REPOSITORY
 
@@ -123,13 +123,13 @@ class TestInMemory:
         asker = principal(Budget(tokens_per_minute=100, concurrency=3), Budget(tokens_per_day=100))
         async with asyncio.timeout(60):
             while True:  # a machine that stalls may let a tenure end in between
-                await (await budgets.reserve(asker, 10)).release()
+                await end(await budgets.reserve(asker, 10), None)
                 jobs = store_of(budgets)._jobs
                 put: list[object] = []
                 monkeypatch.setattr(store_of(budgets), "_jobs", _Noting(jobs, put))
                 held = await budgets.reserve(asker, 10)
                 await held.amend(20)
-                await held.settle(0)
+                await end(held, 0)
                 monkeypatch.setattr(store_of(budgets), "_jobs", jobs)
                 if not put:
                     break
@@ -139,10 +139,10 @@ class TestInMemory:
     ) -> None:
         budgets = await files.open(clock)
         for _ in range(20):
-            await (await budgets.reserve(principal(Budget(requests_per_minute=30)), 1)).settle(1)
+            await end(await budgets.reserve(principal(Budget(requests_per_minute=30)), 1), 1)
         held = await budgets.reserve(principal(Budget(requests_per_minute=30)), 1)
         assert files.rows() == 2
-        await held.settle(1)
+        await end(held, 1)
         assert files.rows() == 1
 
     async def test_days_and_months_end_within_a_tenure(self, files: StoreUnderTest) -> None:
@@ -154,10 +154,10 @@ class TestInMemory:
             await budgets.reserve(asker, 20)
         clock.advance(2)
         second = await budgets.reserve(asker, 100)
-        await first.settle(80)
+        await end(first, 80)
         with pytest.raises(Refusal, match="a day; 100 are used"):
             await budgets.reserve(asker, 1)
-        await second.settle(100)
+        await end(second, 100)
         assert await used_today(budgets, 100) == 100
 
     async def test_the_own_lease_is_renewed_when_it_lapses_within_a_tenure(
@@ -181,7 +181,7 @@ class TestInMemory:
 
         async def use(number: int) -> None:
             asker = principal(Budget(tokens_per_day=10), tenant=f"t{number}")
-            await (await budgets.reserve(asker, 5)).settle(5)
+            await end(await budgets.reserve(asker, 5), 5)
 
         for _ in range(2):
             await asyncio.gather(*(use(number) for number in range(3000)))
@@ -208,7 +208,7 @@ class _Noting:
 class TestOthers:
     async def test_an_idle_store_holds_no_lock(self, files: StoreUnderTest, clock: Clock) -> None:
         budgets = await files.open(clock)
-        await (await budgets.reserve(principal(Budget(tokens_per_day=10)), 1)).settle(1)
+        await end(await budgets.reserve(principal(Budget(tokens_per_day=10)), 1), 1)
         await until_idle(budgets)
         connection = sqlite3.connect(files.folder / "budgets.sqlite", timeout=0, isolation_level=None)
         connection.execute("BEGIN IMMEDIATE")
@@ -228,7 +228,7 @@ class TestOthers:
 
         async def work() -> None:
             while not stop.is_set():
-                await (await busy.reserve(asker, 1)).settle(1)
+                await end(await busy.reserve(asker, 1), 1)
                 await asyncio.sleep(0)
 
         working = asyncio.create_task(work())
@@ -239,25 +239,25 @@ class TestOthers:
 
     async def test_two_alternate_and_each_sees_what_the_other_did(self, files: StoreUnderTest, clock: Clock) -> None:
         one = await files.open(clock)
-        await (await one.reserve(principal(Budget(tokens_per_day=1000)), 7)).settle(7)
+        await end(await one.reserve(principal(Budget(tokens_per_day=1000)), 7), 7)
         two = await files.open(clock)
         used = 7
         for turn in range(40):
             budgets, other = (one, two) if turn % 2 else (two, one)
             held = await budgets.reserve(principal(Budget(tokens_per_day=1000)), 20)
             assert await used_today(other, 1000) == used + 20
-            await held.settle(turn)
+            await end(held, turn)
             used += turn
             assert await used_today(other, 1000) == used
 
     async def test_one_that_is_alone_again_decides_in_memory_again(self, files: StoreUnderTest, clock: Clock) -> None:
         one, two = await files.open(clock), await files.open(clock)
         asker = principal(Budget(tokens_per_day=100))
-        await (await two.reserve(asker, 30)).settle(30)
+        await end(await two.reserve(asker, 30), 30)
         await two.close()
         async with asyncio.timeout(60):
             while store_of(one)._gate.locked():
-                await (await one.reserve(asker, 1)).release()
+                await end(await one.reserve(asker, 1), None)
         assert await used_today(one, 100) == 30
 
     @pytest.mark.timeout(60)
@@ -290,19 +290,19 @@ class TestFailures:
         disk = Disk(budgets)
         disk.full = True
         settled = await budgets.reserve(asker, 100)
-        await settled.settle(30)
+        await end(settled, 30)
         await kept.amend(150)
         released = await budgets.reserve(asker, 100)
-        await released.release()
+        await end(released, None)
         held = await budgets.reserve(asker, 7)
         await disk.has_failed(2)
         with pytest.raises(Unavailable):
             await budgets.reserve(asker, 1)
-        await held.settle(8)
+        await end(held, 8)
         disk.full = False
         await until_back(budgets)
         assert await used_today(budgets, 1000) == 30 + 150 + 8
-        await kept.settle(1)
+        await end(kept, 1)
         other = await files.open(clock)
         assert await used_today(other, 1000) == 30 + 1 + 8
         assert files.rows() == 1
@@ -314,7 +314,7 @@ class TestFailures:
         budgets = await files.open(clock)
         disk = Disk(budgets)
         disk.full = True
-        await (await budgets.reserve(principal(Budget(tokens_per_day=1000)), 100)).settle(30)
+        await end(await budgets.reserve(principal(Budget(tokens_per_day=1000)), 100), 30)
         await disk.has_failed()
         disk.full = False
         async with asyncio.timeout(90):
@@ -329,16 +329,16 @@ class TestFailures:
         disk = Disk(budgets)
         disk.full = True
         held = await budgets.reserve(asker, 100)
-        await (await budgets.reserve(asker, 100)).settle(30)
+        await end(await budgets.reserve(asker, 100), 30)
         await disk.has_failed()
         other = await files.open(clock)
-        await (await other.reserve(asker, 500)).settle(400)
+        await end(await other.reserve(asker, 500), 400)
         disk.full = False
         async with asyncio.timeout(90):
             while store_of(budgets)._tally.deeds:
                 await asyncio.sleep(0.005)
         assert await used_today(other, 1000) == 400 + 100 + 30
-        await held.settle(5)
+        await end(held, 5)
         assert await used_today(other, 1000) == 400 + 5 + 30
 
     async def test_what_is_lost_at_the_end_is_told(
@@ -348,14 +348,14 @@ class TestFailures:
         budgets = await files.open(clock)
         disk = Disk(budgets)
         disk.full = True
-        await (await budgets.reserve(principal(Budget(tokens_per_day=1000)), 100)).settle(30)
+        await end(await budgets.reserve(principal(Budget(tokens_per_day=1000)), 100), 30)
         await budgets.close()
         told = [one.getMessage() for one in caplog.records if "are lost" in one.getMessage()]
         assert len(told) == 1
 
     async def test_closing_writes_what_a_tenure_has(self, files: StoreUnderTest) -> None:
         budgets = await files.open(Clock())
-        await (await budgets.reserve(principal(Budget(tokens_per_day=1000)), 100)).settle(30)
+        await end(await budgets.reserve(principal(Budget(tokens_per_day=1000)), 100), 30)
         await budgets.close()
         again = await files.open(Clock(NOON + 1))
         assert await used_today(again, 1000) == 30

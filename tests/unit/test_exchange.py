@@ -102,7 +102,7 @@ async def test_added_headers_go_with_whatever_follows(*, refused: bool) -> None:
     """The rates of an answered request, and of one that is refused later."""
 
     async def handler(exchange: Exchange) -> None:
-        exchange.add_headers(problems.rate_headers(RATES))
+        exchange.add_headers(lambda: problems.rate_headers(RATES))
         if refused:
             await exchange.refuse(NotFound("No."))
         else:
@@ -123,7 +123,7 @@ async def test_the_rates_of_a_refusal_are_the_later_ones() -> None:
     """They replace those that were added before."""
 
     async def handler(exchange: Exchange) -> None:
-        exchange.add_headers(problems.rate_headers(RATES))
+        exchange.add_headers(lambda: problems.rate_headers(RATES))
         refusal = Busy("Later.", retry_after_seconds=0.1234)
         refusal.rates = Rates(tokens=Rate(1000, -5, 0.12))
         await exchange.refuse(refusal)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -316,9 +316,12 @@ async def test_a_slow_store_of_budgets_does_not_hold_the_end_up(stream: bool, mo
     store_answers = asyncio.Event()
 
     class SlowBudgets(NoBudgets):
-        async def settle(self, tokens: int) -> None:
-            await store_answers.wait()
-            await super().settle(tokens)
+        def end(self, tokens: int | None) -> Coroutine[Any, Any, None]:
+            async def told() -> None:
+                await store_answers.wait()
+                super(SlowBudgets, self).end(tokens)
+
+            return told()
 
     budgets = SlowBudgets()
     engine = ScriptedEngine(streams(event("a"), DONE) if stream else says({"a": 1}))
@@ -337,13 +340,9 @@ async def test_a_whole_reply_tells_of_the_limits_after_it_and_a_stream_before(st
     """As the store told of them with the settlement; a refusal by the queue does so too."""
 
     class Settled(NoBudgets):
-        async def settle(self, tokens: int) -> None:
-            await super().settle(tokens)
-            self.rates = Rates(tokens=Rate(100, 100 - tokens, 9.0))
-
-        async def release(self) -> None:
-            await super().release()
-            self.rates = Rates(tokens=Rate(100, 100, 0.0))
+        def end(self, tokens: int | None) -> None:
+            super().end(tokens)
+            self.rates = Rates(tokens=Rate(100, 100 - (tokens or 0), 9.0))
 
     budgets = Settled()
     budgets.rates = Rates(tokens=Rate(100, 40, 9.0))

@@ -144,10 +144,11 @@ async def test_a_reader_who_does_not_take_the_error_is_cut() -> None:
 async def test_a_slow_reader_who_takes_something_is_served() -> None:
     """Pauses shorter than the limit add up to no fault."""
     caller = Caller(STREAMED)
-    task = caller.begin(ready_pipeline(ScriptedEngine(streams(*[event("a")] * 10, DONE)), stream=STRICT))
+    a_second = StreamSettings(keep_alive_seconds=60, stalled_reader_seconds=1)
+    task = caller.begin(ready_pipeline(ScriptedEngine(streams(*[event("a")] * 10, DONE)), stream=a_second))
     for _ in range(8):
         caller.reads.clear()
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.2)
         caller.reads.set()
         await asyncio.sleep(0)
     await task

@@ -56,7 +56,7 @@ class Exchange:
         self.path: str = scope["path"]
         self._received: list[tuple[bytes, bytes]] = list(scope["headers"])
         self._headers: dict[bytes, bytes] = dict(self._received)
-        self._added: problems.Headers = []
+        self._added: Callable[[], problems.Headers] = list
         self.started_at = time.monotonic()
         inbound = self.header("x-request-id") or ""
         kept = _REQUEST_ID.fullmatch(inbound) is not None
@@ -97,9 +97,9 @@ class Exchange:
         if (self.header("content-encoding") or "identity").strip().lower() != "identity":
             raise UnsupportedMediaType("The request body must not be compressed: send it without Content-Encoding.")
 
-    def add_headers(self, headers: problems.Headers) -> None:
-        """Send `headers` with whatever reply follows; those of a refusal go before them."""
-        self._added.extend(headers)
+    def add_headers(self, headers: Callable[[], problems.Headers]) -> None:
+        """Send `headers`, as they are then, with whatever reply follows; those of a refusal go before them."""
+        self._added = headers
 
     async def body(
         self, *, limit_bytes: int, limit_seconds: float, require_room: Callable[[int], None] = lambda _: None
@@ -240,7 +240,7 @@ class Exchange:
         self.status = status
         self.writing_since = self.last_write_at = time.monotonic()
         elapsed_ms = round((time.monotonic() - self.started_at) * 1000)
-        sent = {**_EVERY_REPLY, **dict(self._added), **dict(headers)}
+        sent = {**_EVERY_REPLY, **dict(self._added()), **dict(headers)}
         sent[b"x-request-id"] = self.request_id.encode()
         sent[b"openai-processing-ms"] = str(elapsed_ms).encode()
         if self._body_unread:

@@ -32,9 +32,7 @@ async def send(
     Errors of `events` pass through; whoever called tells the caller. `on_stalled_reader` is called once from the loop,
     and is expected to cancel the task that runs this.
     """
-    heartbeat = asyncio.create_task(
-        _heartbeat(exchange, keep_alive_seconds, stalled_reader_seconds, on_stalled_reader), name="sse-heartbeat"
-    )
+    heartbeat = _Heartbeat(exchange, keep_alive_seconds, stalled_reader_seconds, on_stalled_reader)
     try:
         async with aclosing(events):
             async for event in events:
@@ -43,33 +41,62 @@ async def send(
                 await exchange.event(event)
         await exchange.close_stream()
     finally:
-        heartbeat.cancel()
+        heartbeat.stop()
 
 
-async def _heartbeat(
-    exchange: Exchange, keep_alive_seconds: float, stalled_reader_seconds: float, on_stalled_reader: Callable[[], None]
-) -> None:
-    """One timer a stream, not one a token: what a token costs is two assignments in `Exchange.event`."""
-    pause = min(keep_alive_seconds, stalled_reader_seconds)
-    while True:
-        await asyncio.sleep(pause)
-        now = time.monotonic()
+class _Heartbeat:
+    """One timer a stream, not one a token: what a token costs is two assignments in `Exchange.event`.
+
+    A task there is only while a comment is sent.
+    """
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        keep_alive_seconds: float,
+        stalled_reader_seconds: float,
+        on_stalled_reader: Callable[[], None],
+    ) -> None:
+        self._exchange = exchange
+        self._keep_alive_seconds = keep_alive_seconds
+        self._stalled_reader_seconds = stalled_reader_seconds
+        self._on_stalled_reader = on_stalled_reader
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(min(keep_alive_seconds, stalled_reader_seconds), self._look)
+        self._commenting: asyncio.Task[None] | None = None
+
+    def stop(self) -> None:
+        """The stream has ended."""
+        self._timer.cancel()
+        if self._commenting is not None:
+            self._commenting.cancel()
+
+    def _look(self) -> None:
+        exchange, now = self._exchange, time.monotonic()
         if exchange.writing_since:
             blocked = now - exchange.writing_since
-            if blocked >= stalled_reader_seconds:
-                on_stalled_reader()
-                return
-            pause = min(keep_alive_seconds, stalled_reader_seconds - blocked)
-            continue
+            if blocked >= self._stalled_reader_seconds:
+                self._on_stalled_reader()
+            else:
+                self._again(self._stalled_reader_seconds - blocked)
+            return
         silent = now - exchange.last_write_at
-        if silent >= keep_alive_seconds:
-            try:
-                # This task is the only one that watches, so nobody would notice it blocked in a write of its own.
-                async with asyncio.timeout(stalled_reader_seconds):
-                    await exchange.open_stream()
-                    await exchange.event(KEEP_ALIVE)
-            except TimeoutError:
-                on_stalled_reader()
-                return
-            silent = 0.0
-        pause = min(keep_alive_seconds - silent, stalled_reader_seconds)
+        if silent >= self._keep_alive_seconds:
+            self._commenting = self._loop.create_task(self._comment(), name="sse-keep-alive")
+        else:
+            self._again(self._keep_alive_seconds - silent)
+
+    def _again(self, seconds: float) -> None:
+        pause = min(seconds, self._keep_alive_seconds, self._stalled_reader_seconds)
+        self._timer = self._loop.call_later(pause, self._look)
+
+    async def _comment(self) -> None:
+        try:
+            # Nothing watches while this is sent, so nobody would notice it blocked in a write of its own.
+            async with asyncio.timeout(self._stalled_reader_seconds):
+                await self._exchange.open_stream()
+                await self._exchange.event(KEEP_ALIVE)
+        except TimeoutError:
+            self._on_stalled_reader()
+        else:
+            self._again(self._keep_alive_seconds)

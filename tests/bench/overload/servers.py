@@ -45,7 +45,7 @@ POLICY: Mapping[str, Any] = {
 OVERRIDES = {"JUBAKO__SURFACES__METRICS": "open"}
 """So that idleness can be seen without one more key."""
 PACE = "JUBAKO__ADMISSION__TIME_PER_OUTPUT_TOKEN_SECONDS"
-OVERLOAD_PACE, FAIRNESS_PACE = 0.1, 0.05
+OVERLOAD_PACE, FAIRNESS_PACE = 0.1, 0.04
 """What is held behind the queue. A first token beside a full engine waits for a step or two, each as long as this: so
 fairness to the first token is bought with a part of the throughput, and the two are measured at paces of their own."""
 

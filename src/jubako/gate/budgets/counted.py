@@ -11,9 +11,9 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from jubako.errors import Unavailable
 from jubako.gate.budgets import answers
@@ -45,10 +45,7 @@ class Uncounted:
     async def amend(self, tokens: int) -> None:
         """Nothing to do."""
 
-    async def settle(self, tokens: int) -> None:
-        """Nothing to do."""
-
-    async def release(self) -> None:
+    def end(self, tokens: int | None) -> None:
         """Nothing to do."""
 
 
@@ -86,20 +83,24 @@ class Counted:
             raise answers.refusal(asked, answer, place_free_seconds=0)
         self._asked, self._answer, self._tokens = asked, answer, tokens
 
-    async def settle(self, tokens: int) -> None:
-        """End it: `tokens` were used. Returns also when the store is away: it is told later."""
-        await self._end(max(0, tokens))
+    def end(self, tokens: int | None) -> Coroutine[Any, Any, None] | None:
+        """See `port.Reservation`. What it gives back returns also when the store is away: that is told later."""
+        if self._ended:
+            return None
+        self._ended = True
+        end = End(self._number, None if tokens is None else max(0, tokens))
+        answer = self._budgets.end(end, self._claims, held_since=self._since)
+        if answer is None or isinstance(answer, Answer):
+            self._stands(answer)
+            return None
+        return self._wait(answer)
 
-    async def release(self) -> None:
-        """End it: nothing was used."""
-        await self._end(None)
+    async def _wait(self, answer: Awaitable[Answer | None]) -> None:
+        self._stands(await answer)
 
-    async def _end(self, tokens: int | None) -> None:
-        if not self._ended:
-            self._ended = True
-            answer = await self._budgets.end(End(self._number, tokens), self._claims, held_since=self._since)
-            if answer is not None:
-                self._asked, self._answer = answers.Asked(self._whose, requests=0, tokens=0), answer
+    def _stands(self, answer: Answer | None) -> None:
+        if answer is not None:
+            self._asked, self._answer = answers.Asked(self._whose, requests=0, tokens=0), answer
 
 
 class CountedBudgets:
@@ -181,7 +182,9 @@ class CountedBudgets:
             raise _unavailable()
         return answer
 
-    async def end(self, end: End, claims: tuple[Claim, ...], *, held_since: float) -> Answer | None:
+    def end(
+        self, end: End, claims: tuple[Claim, ...], *, held_since: float
+    ) -> Answer | Coroutine[Any, Any, Answer | None] | None:
         """For the reservation: tell the store of its end, now or as soon as it answers.
 
         How `claims` stand after it comes with the same answer; None: the store is told later.
@@ -193,7 +196,18 @@ class CountedBudgets:
             self._tell_soon()
             return None
         try:
-            answer = await self._answer(self._store.end((end,), claims))
+            answer = self._store.end((end,), claims)
+        except StoreAway as away:
+            self._lost(away)
+            return None
+        if isinstance(answer, Answer):
+            self._untold.pop(end.number, None)
+            return answer
+        return self._told(end, answer)
+
+    async def _told(self, end: End, answer: Awaitable[Answer]) -> Answer | None:
+        try:
+            told = await self._within(answer)
         except StoreAway as away:
             self._lost(away)
             return None
@@ -201,7 +215,7 @@ class CountedBudgets:
             self._tell_soon()
             raise
         self._untold.pop(end.number, None)
-        return answer
+        return told
 
     async def close(self) -> None:
         """Give back what this process still holds, and disconnect. A store that is away frees it by the lease."""

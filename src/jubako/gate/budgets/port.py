@@ -1,21 +1,22 @@
 """Budgets: what tenants and keys may use in a span of time, counted atomically.
 
-    reserve -> (amend) -> settle | release
+    reserve -> (amend) -> end
 
 A reservation takes one request, one place of concurrency and the most tokens the request can use from every budget
-that applies, all or none. `settle` replaces those tokens by the real ones; `release` gives everything back, the
-request too. A process that dies leaves reservations that end by themselves when their lease runs out.
+that applies, all or none. Its end replaces those tokens by the real ones, or gives everything back, the request too. A
+process that dies leaves reservations that end by themselves when their lease runs out.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Coroutine
+from typing import Any, Protocol
 
 from jubako.vocabulary import Principal, Rates
 
 
 class Reservation(Protocol):
-    """What one request holds. `settle` and `release` work once; whichever comes later does nothing."""
+    """What one request holds. It ends once; a second end does nothing."""
 
     @property
     def rates(self) -> Rates:
@@ -27,11 +28,11 @@ class Reservation(Protocol):
     async def amend(self, tokens: int) -> None:
         """Hold `tokens` in all from now on; raises `Busy` or `QuotaExhausted` if more than held and too many."""
 
-    async def settle(self, tokens: int) -> None:
-        """End the reservation: `tokens` were used."""
+    def end(self, tokens: int | None) -> Coroutine[Any, Any, None] | None:
+        """End the reservation: `tokens` were used, or None, as if the request had not been made.
 
-    async def release(self) -> None:
-        """End the reservation: nothing was used, as if the request had not been made."""
+        Returns what waits until the store knows, to be awaited in any case; None if it does already.
+        """
 
 
 class Budgets(Protocol):
