@@ -65,7 +65,9 @@ class ScriptedEngine:
         """Remember it."""
         self.vetted.append(call)
 
-    async def answer(self, call: Call, on_prompt: OnPrompt | None = None) -> Reply:
+    async def answer(
+        self, call: Call, on_prompt: OnPrompt | None = None, on_generated: Callable[[], None] | None = None
+    ) -> Reply:
         """What the script says; the prompt has as many tokens as was estimated."""
         self.calls.append(call)
         call.usage.prompt_tokens = self.prompt_tokens or call.demand.prompt_tokens

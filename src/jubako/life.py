@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,9 @@ from jubako.errors import ClientGone, Refusal, Unavailable
 from jubako.vocabulary import Phase, Readiness
 
 logger = logging.getLogger(__name__)
+
+STOOD_STILL_SECONDS = 1.0
+"""A look at the engine that comes so much too late is told of, and begins the count of its silence anew."""
 
 
 class Lease:
@@ -135,12 +139,25 @@ class Life:
             await self.settled(grace_seconds)
 
     async def watch(self, pulse: Callable[[], VitalSigns], *, stall_seconds: float, every_seconds: float) -> str:
-        """Return what is wrong once the engine is dead, or has work but takes no step for `stall_seconds`."""
+        """Return what is wrong once the engine is dead, or has work but takes no step for `stall_seconds`.
+
+        Time in which this process itself stood still (a paused container, a machine that is held) is not held against
+        the engine: what it did meanwhile has yet to be read.
+        """
+        looked_at, judged_from = time.monotonic(), -math.inf
+        processor = time.process_time()
         while True:
+            now = time.monotonic()
+            late = now - looked_at - every_seconds
+            if late > STOOD_STILL_SECONDS:
+                judged_from = now
+                busy = time.process_time() - processor
+                logger.warning("this process stood still for %.1f s, %.1f s of it at work of its own", late, busy)
+            looked_at, processor = now, time.process_time()
             signs = pulse()
             if not signs.alive:
                 return "the engine died"
-            stalled = time.monotonic() - signs.last_step_at
+            stalled = now - max(signs.last_step_at, judged_from)
             if signs.unfinished and stalled >= stall_seconds:
                 return f"the engine has {signs.unfinished} unfinished requests and took no step for {stalled:.0f} s"
             await asyncio.sleep(every_seconds)

@@ -56,6 +56,14 @@ class _Passage:
     entry: Entry
 
 
+@dataclass(frozen=True, slots=True)
+class _Grant:
+    """What a call was let in with: its exact prompt is told to one, and the other leaves its place in the engine."""
+
+    on_prompt: OnPrompt
+    leave: Callable[[], None]
+
+
 @dataclass(slots=True)
 class Pipeline:
     """The parts that one request passes, wired. `serve` brings the engine; until then nothing is asked of it."""
@@ -263,7 +271,7 @@ class Pipeline:
         return demand if demand.model else replace(demand, model=name)
 
     @asynccontextmanager
-    async def _granted(self, passage: _Passage, call: Call, deadline_at: float) -> AsyncIterator[OnPrompt]:
+    async def _granted(self, passage: _Passage, call: Call, deadline_at: float) -> AsyncIterator[_Grant]:
         """Hold what the call may use and a place in the engine; what could stall the engine is refused in between.
 
         At the end the engine has stopped, the place is left and what was used is settled; nothing is, if the engine
@@ -287,7 +295,7 @@ class Pipeline:
             passage.entry.admitted_at = passage.entry.queued_at + ticket.queued_seconds
             completed = False
             try:
-                yield on_prompt
+                yield _Grant(on_prompt, ticket.leave)
                 completed = True
             except BaseException:
                 # Whatever ended this early, the engine must not go on for nobody; what it did is counted then.
@@ -319,8 +327,8 @@ class Pipeline:
 
     async def _answer(self, passage: _Passage, call: Call, deadline_at: float) -> Document:
         """The whole reply, with everything it held given back: its caller may ask again at once."""
-        async with self._granted(passage, call, deadline_at) as on_prompt:
-            reply = await self.engine.answer(call, on_prompt)
+        async with self._granted(passage, call, deadline_at) as grant:
+            reply = await self.engine.answer(call, grant.on_prompt, grant.leave)
             if not isinstance(reply, Document):
                 raise InternalError("The engine gave a stream that was not asked for.")
             return reply
@@ -330,8 +338,9 @@ class Pipeline:
 
         The last event is held back until everything is given back and on record, as for a whole reply.
         """
-        async with self._granted(passage, call, deadline_at) as on_prompt:
-            reply = await self.engine.answer(call, on_prompt)
+        async with self._granted(passage, call, deadline_at) as grant:
+            # The place is left once the engine is done: one who reads slowly keeps nobody waiting.
+            reply = await self.engine.answer(call, grant.on_prompt, grant.leave)
             if isinstance(reply, Document):
                 raise InternalError("The engine gave no stream.")
             if reply.through is not None:

@@ -242,9 +242,9 @@ class Server:
         address = os.environ.get(ADDRESS_VARIABLE)
         if address:
             key_file = demo.demo_key_file(self.settings.root)
-            with suppress(OSError):  # a reader who left, or takes nothing, must not end the watch that follows
-                sys.stdout.write(terminal.ready_message(address, key_file, self.manifest.aliases[0]))
-                sys.stdout.flush()
+            message = terminal.ready_message(address, key_file, self.manifest.aliases[0])
+            # A reader who left must not end the watch that follows, nor one who takes nothing hold it up.
+            threading.Thread(target=_print, args=(message,), name="ready-message", daemon=True).start()
 
     # -- probes and requests
 
@@ -360,3 +360,9 @@ class Server:
         if self._life is None:
             raise RuntimeError("the server has not been started")
         return self._life
+
+
+def _print(message: str) -> None:
+    with suppress(OSError):
+        sys.stdout.write(message)
+        sys.stdout.flush()

@@ -72,7 +72,9 @@ class FixedEngine(ScriptedEngine):
         """The release's name, so that it is counted as it is in life."""
         return (self._alias,)
 
-    async def answer(self, call: Call, on_prompt: OnPrompt | None = None) -> Reply:
+    async def answer(
+        self, call: Call, on_prompt: OnPrompt | None = None, on_generated: Callable[[], None] | None = None
+    ) -> Reply:
         """One token."""
         call.usage.prompt_tokens = 4
         if on_prompt is not None:

@@ -123,3 +123,10 @@ def test_a_module_that_cannot_be_imported_is_left_to_who_needs_it(
     process.start()
     process.join()
     assert process.exitcode == 3
+
+
+def test_one_that_nothing_was_made_of_ends_with_the_context() -> None:
+    """Else it would wait for as long as the server lives."""
+    interpreter = ahead.Interpreter()
+    ahead.Context(interpreter).discard()
+    assert os.waitpid(interpreter.pid, 0)[0] == interpreter.pid

@@ -126,3 +126,15 @@ def test_a_model_of_the_wrong_shape_still_holds_the_pace() -> None:
     engine.run(poisson(16.0, 100.0))
     working = engine.steps[200:-200]
     assert sum(one.seconds for one in working) / len(working) == pytest.approx(0.15, rel=0.12)
+
+
+def test_a_long_stream_without_prompts_leaves_what_a_prompt_costs() -> None:
+    """What its sums have forgotten to the last bit is no measurement."""
+    chance, model = random.Random(6), StepModel()
+    for _ in range(500):
+        prompt = chance.choice((0, 0, 0, 300))
+        model.observe(4, prompt, 0.01 + prompt * 1e-4 + chance.random() * 1e-3)
+    learned = model.coefficients[2]
+    for _ in range(80_000):
+        model.observe(4, 0, 0.01 + chance.random() * 1e-3)
+        assert model.coefficients[2] == pytest.approx(learned, rel=0.5)

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from jubako import life as life_module
 from jubako.engine.port import VitalSigns
 from jubako.errors import ClientGone, Unavailable
 from jubako.life import Lease, Life, engine_lost, shutting_down
@@ -154,3 +155,26 @@ async def test_the_watch_leaves_a_sound_engine_alone(unfinished: int, age: float
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await Life().watch(lambda: signs, stall_seconds=60, every_seconds=0.005)
+
+
+async def test_a_pause_of_this_process_is_not_held_against_the_engine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its steps meanwhile have yet to be read; one that stands still is noticed all the same, a little later."""
+    monkeypatch.setattr(life_module, "STOOD_STILL_SECONDS", 0.2)
+    signs = VitalSigns(alive=True, unfinished=1, last_step_at=time.monotonic())
+    looks: list[float] = []
+
+    def pulse() -> VitalSigns:
+        looks.append(time.monotonic())
+        return signs
+
+    watch = asyncio.create_task(Life().watch(pulse, stall_seconds=1, every_seconds=0.01))
+    await asyncio.sleep(0)
+    time.sleep(1.5)  # noqa: ASYNC251 - the pause
+    before = len(looks)
+    while len(looks) < before + 2:
+        await asyncio.sleep(0)
+    assert not watch.done()
+    assert "this process stood still" in caplog.text
+    assert "took no step" in await watch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, MutableMapping
 from typing import Any
 
@@ -202,3 +203,22 @@ async def test_nothing_is_sent_before_the_status_line() -> None:
     released.set()
     await asyncio.gather(opening, writing)
     assert taken == ["http.response.start", "http.response.body"]
+
+
+async def test_a_pause_of_this_process_cuts_no_reader() -> None:
+    """What the reader took meanwhile has yet to be seen when the timer fires."""
+    caller = Caller(STREAMED)
+    settings = StreamSettings(keep_alive_seconds=60, stalled_reader_seconds=1)
+    engine = ScriptedEngine(streams(event("a"), event("b"), DONE))
+    caller.reads.clear()
+    task = caller.begin(ready_pipeline(engine, stream=settings))
+    await engine.asked.wait()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    time.sleep(1.6)  # noqa: ASYNC251 - the pause
+    for _ in range(3):
+        await asyncio.sleep(0)  # its timers
+    caller.reads.set()
+    await task
+    assert caller.body == event("a") + event("b") + DONE
+    assert engine.aborted == []

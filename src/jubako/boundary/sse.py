@@ -63,6 +63,7 @@ class _Heartbeat:
         self._on_stalled_reader = on_stalled_reader
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(min(keep_alive_seconds, stalled_reader_seconds), self._look)
+        self._forgave = False
         self._commenting: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
@@ -75,10 +76,14 @@ class _Heartbeat:
         exchange, now = self._exchange, time.monotonic()
         if exchange.writing_since:
             blocked = now - exchange.writing_since
-            if blocked >= self._stalled_reader_seconds:
-                self._on_stalled_reader()
-            else:
+            if blocked < self._stalled_reader_seconds:
                 self._again(self._stalled_reader_seconds - blocked)
+            elif not self._forgave and self._loop.time() - self._timer.when() > self._stalled_reader_seconds / 2:
+                # This process stood still: what the reader took meanwhile has yet to be seen.
+                self._forgave = True
+                self._again(self._stalled_reader_seconds)
+            else:
+                self._on_stalled_reader()
             return
         silent = now - exchange.last_write_at
         if silent >= self._keep_alive_seconds:

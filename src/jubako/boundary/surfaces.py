@@ -112,13 +112,15 @@ class SurfaceGuard:
                     raise Forbidden("This credential has no operator scope.")
             if exchange.method not in {"GET", "HEAD"}:
                 raise MethodNotAllowed("This URL takes GET requests only.", allow="GET")
+            metrics = exchange.path.removeprefix(scope.get("root_path", "")) == _METRICS
+            page = await self._scrape(exchange.header("accept") or "") if metrics else None
         except Refusal as refusal:
             await exchange.refuse(refusal)
-        except Exception:  # noqa: BLE001 - whatever the authentication stumbles over, nobody gets in
+        except Exception:  # noqa: BLE001 - whatever this stumbles over, nobody gets in, and nobody waits for an answer
             await exchange.refuse(InternalError("The server had an internal error."))
         else:
-            if exchange.path.removeprefix(scope.get("root_path", "")) == _METRICS:
-                await exchange.page(*await self._scrape(exchange.header("accept") or ""))
+            if page is not None:
+                await exchange.page(*page)
             else:
                 await self._app(scope, receive, send)
 

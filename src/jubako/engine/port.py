@@ -55,12 +55,15 @@ class Engine(Protocol):
         Raises `InvalidRequest`. Costs nothing to others: the work is done outside this process, within limits.
         """
 
-    async def answer(self, call: Call, on_prompt: OnPrompt | None = None) -> Reply:
+    async def answer(
+        self, call: Call, on_prompt: OnPrompt | None = None, on_generated: Callable[[], None] | None = None
+    ) -> Reply:
         """Generate. Raises `Refusal`; cancelling the caller aborts in the engine.
 
         Every prompt is salted with `call.cache_salt` and every choice bounded by `call.demand.output_tokens`;
         `call.usage` follows what is used. `on_prompt` is awaited with the exact prompt tokens of the call so far,
-        before they are computed; what it raises ends the call.
+        before they are computed; what it raises ends the call. `on_generated` may be called once the engine has no more
+        to do for the call, whatever of it has been sent; it must be quick and raise nothing.
         """
 
     async def abort(self, request_id: str) -> None:

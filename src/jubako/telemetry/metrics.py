@@ -355,7 +355,11 @@ def observe_all(histogram: Histogram, amounts: Sequence[float]) -> None:
 
 def exposition(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
     """All metrics and their content type, as a scraper that sends `accept` wants them; OpenMetrics has exemplars."""
-    if choose_encoder(accept)[1].startswith("application/openmetrics-text"):
+    try:
+        wanted = choose_encoder(accept)[1]
+    except (TypeError, ValueError):  # a version that is no number
+        wanted = CONTENT_TYPE_PLAIN_0_0_4
+    if wanted.startswith("application/openmetrics-text"):
         # Its own choice of escaping would turn vLLM's colons into underscores; no name here needs any.
         text = openmetrics.generate_latest(registry, escaping=openmetrics.ALLOWUTF8)  # type: ignore[no-untyped-call]
         return text, openmetrics.CONTENT_TYPE_LATEST

@@ -128,10 +128,12 @@ class VllmEngine:
         arguments = chat._effective_chat_template_kwargs(request)  # noqa: SLF001 - as vLLM does for each request
         return chat._make_parser(request, chat.renderer.tokenizer, arguments)  # noqa: SLF001
 
-    async def answer(self, call: Call, on_prompt: OnPrompt | None = None) -> Reply:
+    async def answer(
+        self, call: Call, on_prompt: OnPrompt | None = None, on_generated: Callable[[], None] | None = None
+    ) -> Reply:
         """Render and generate; see the port."""
         launched = self._running
-        generation = Generation(call, on_prompt)
+        generation = Generation(call, on_prompt, on_generated)
         current_generation.set(generation)
         self._generations[call.request_id] = generation
         try:
@@ -163,7 +165,7 @@ class VllmEngine:
         # Of several choices, each would have a parser of its own.
         one = call.demand.choices == 1 or chat.parser_cls is None
         if one and _is_plain(request) and launched.llm.each_token_is_shown:
-            generation.deltas = Deltas(call.usage, request)
+            generation.deltas = Deltas(call.usage, request, generation.ended)
         return await chat.create_chat_completion(request)
 
     async def _completion(self, launched: Launched, generation: Generation) -> Any:
@@ -172,7 +174,7 @@ class VllmEngine:
         echoed = request.echo and request.logprobs is not None
         self._require_survivable(scored=request.prompt_logprobs is not None or bool(echoed))
         if call.demand.prompts == 1 and _is_plain(request) and launched.llm.each_token_is_shown:
-            generation.deltas = Deltas(call.usage, request)
+            generation.deltas = Deltas(call.usage, request, generation.ended)
         return await launched.state.openai_serving_completion.create_completion(request)
 
     def _require_survivable(self, *, scored: bool) -> None:

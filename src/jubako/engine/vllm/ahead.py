@@ -110,10 +110,15 @@ class _Popen(popen_spawn_posix.Popen):
             self._fds.clear()  # type: ignore[attr-defined]
             super()._launch(process)  # type: ignore[misc]
             return
+        try:
+            with open(interpreter.pipe, "wb", closefd=False) as pipe:
+                pipe.write(told)
+        except OSError:  # it has just ended
+            interpreter.discard()
+            super()._launch(process)  # type: ignore[misc]
+            return
         self.pid, self.sentinel = interpreter.pid, interpreter.sentinel
         self.finalizer = util.Finalize(self, _close, (interpreter.sentinel, interpreter.pipe))
-        with open(interpreter.pipe, "wb", closefd=False) as pipe:
-            pipe.write(told)
 
     def _told(self, process: Any) -> memoryview:
         """What `spawn` tells a child: how to prepare, and the process."""
@@ -171,3 +176,9 @@ class Context(SpawnContext):
         process = _Process(*arguments, **options)
         process.interpreter, self._interpreter = self._interpreter, None
         return process
+
+    def discard(self) -> None:
+        """Let the interpreter end if no process was made of it."""
+        interpreter, self._interpreter = self._interpreter, None
+        if interpreter is not None:
+            interpreter.discard()

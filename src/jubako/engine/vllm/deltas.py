@@ -14,7 +14,7 @@ import asyncio
 import json
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -213,10 +213,14 @@ class Deltas:
     there. Several choices share a connection: what a step has for them goes out together.
     """
 
-    __slots__ = ("_choices", "_ended", "_failure", "_items", "_offer", "_request", "_waiter", "parser", "usage")
+    __slots__ = (
+        *("_choices", "_ended", "_failure", "_items", "_offer", "_on_end", "_request", "_waiter"),
+        *("parser", "usage"),
+    )
 
-    def __init__(self, usage: Usage, request: Any) -> None:
+    def __init__(self, usage: Usage, request: Any, on_end: Callable[[], None]) -> None:
         self.usage = usage
+        self._on_end = on_end
         self.parser: Replayed | None = None
         self._request = request
         self._choices: dict[int, _Choice] = {}
@@ -271,6 +275,8 @@ class Deltas:
     def add(self, output: RequestOutput) -> None:
         """For a choice: what vLLM's generator is to write."""
         self._items.append(output)
+        if output.finished:
+            self._on_end()
         if self._waiter is not None:
             self._wake()
 

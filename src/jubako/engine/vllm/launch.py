@@ -94,6 +94,8 @@ def build(arguments: argparse.Namespace, beginning: Beginning) -> tuple[OwnedLLM
     parallel = config.parallel_config
     # What vLLM arranges around the start of each such process must be met by a start.
     arranged = parallel.numa_bind or parallel.data_parallel_size > 1
+    if arranged and interpreter is not None:
+        interpreter.discard()
     with _started_ahead(None if arranged else interpreter):
         llm = OwnedLLM.from_vllm_config(
             config,
@@ -124,6 +126,8 @@ def _started_ahead(interpreter: Interpreter | None) -> Iterator[None]:
         yield
     finally:
         engine_utils.get_mp_context = choose
+        if ahead is not None:
+            ahead.discard()
 
 
 def _computing_began(llm: OwnedLLM) -> float | None:
@@ -146,6 +150,7 @@ async def wire(llm: OwnedLLM, arguments: argparse.Namespace) -> State:
         raise StartupFault(f"engine options: {error}") from None
     if state.openai_serving_chat is not None:
         shortcuts.watch_parsers(state.openai_serving_chat)
+    shortcuts.take_turns(llm.engine_core)
     shortcuts.render_short_prompts_here(llm.renderer._executor)  # noqa: SLF001 - kept for good by whatever uses it
     if llm.output_processor.tokenizer is not None:
         shortcuts.remember_tokens(llm.output_processor.tokenizer)

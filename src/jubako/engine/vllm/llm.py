@@ -7,6 +7,7 @@ exact tokens are counted, and the error that ended a generation is seen before a
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextvars import ContextVar
@@ -22,6 +23,7 @@ from jubako.engine.vllm import constraints, plain
 from jubako.engine.vllm.deltas import Deltas
 from jubako.engine.vllm.vetting import Vetting
 from jubako.errors import InternalError, InvalidRequest
+from jubako.telemetry import logs
 from jubako.telemetry.metrics import observe_all
 from jubako.vocabulary import Call, Step, Usage
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.output_processor import RequestState
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(slots=True)
 class Generation:
@@ -37,6 +41,7 @@ class Generation:
 
     call: Call
     on_prompt: OnPrompt | None = None
+    on_generated: Callable[[], None] | None = None
     prompt_tokens: int = 0
     """Of every prompt that was rendered, let in or not."""
     engine_ids: set[str] = field(default_factory=set)
@@ -66,6 +71,12 @@ class Generation:
             if state.request_index == 0:
                 self.call.usage.prompt_tokens -= state.prompt_len
 
+    def ended(self) -> None:
+        """The engine has made all of the reply, whatever of it was read."""
+        if self.on_generated is not None:
+            self.settle()
+            self.on_generated()
+
     def settle(self) -> None:
         """Make the call's usage exact: what was really generated, whatever of it reached a consumer."""
         usage = self.call.usage
@@ -93,6 +104,7 @@ class StepWatch(StatLoggerBase):
         self.last_step_at = time.monotonic()
         self.on_step: Callable[[Step], None] | None = None
         self._busy = False
+        self._told = False
 
     def record(
         self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
@@ -102,15 +114,20 @@ class StepWatch(StatLoggerBase):
         now = time.monotonic()
         if self.on_step is not None and iteration_stats is not None:
             running = len(iteration_stats.inter_token_latencies_iter) + len(iteration_stats.time_to_first_tokens_iter)
-            self.on_step(
-                Step(
-                    at=now,
-                    seconds=now - self.last_step_at if self._busy else 0.0,
-                    running=running,
-                    prompt_tokens=iteration_stats.prompt_token_stats.computed,
-                    generated_tokens=iteration_stats.num_generation_tokens,
-                )
+            step = Step(
+                at=now,
+                seconds=now - self.last_step_at if self._busy else 0.0,
+                running=running,
+                prompt_tokens=iteration_stats.prompt_token_stats.computed,
+                generated_tokens=iteration_stats.num_generation_tokens,
             )
+            try:
+                self.on_step(step)
+            except Exception as error:  # noqa: BLE001 - whatever it is
+                # vLLM would end every request for it; without this step the limit stays where it was.
+                if not self._told:
+                    self._told = True
+                    logger.error("a step of the engine was not taken in: %s", logs.place(error))
         if scheduler_stats is not None:
             # Counted after the step: what finished in it is no work for the next.
             self._busy = scheduler_stats.num_running_reqs + scheduler_stats.num_waiting_reqs > 0

@@ -5,6 +5,8 @@ Each does what vLLM's own way does. Knows nothing of how an engine is started.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, cast
@@ -13,8 +15,32 @@ import vllm.v1.engine.logprobs
 
 from jubako.engine.vllm.llm import current_generation
 
+TURN_SECONDS = 0.01
 SHORT_PROMPT_TOKENS = 512
 """Estimated. Half a millisecond of work; longer prompts are rendered in a thread, where they hold nobody up."""
+
+
+def take_turns(engine_core: Any) -> None:
+    """Let others have the event loop while a backlog of steps is worked off, as after a pause of this process.
+
+    Outputs that have arrived are had without waiting, so vLLM's output handler would go on until it has caught up.
+    """
+    get = engine_core.get_output_async
+    since = 0.0
+
+    async def get_output() -> Any:
+        nonlocal since
+        queue = engine_core.outputs_queue
+        if queue is None or queue.empty():
+            outputs = await get()
+            since = time.monotonic()
+            return outputs
+        if time.monotonic() - since > TURN_SECONDS:
+            await asyncio.sleep(0)
+            since = time.monotonic()
+        return await get()
+
+    engine_core.get_output_async = get_output
 
 
 def watch_parsers(chat: Any) -> None:

@@ -19,6 +19,8 @@ OUTLIER = math.log(3.0)
 """A step is believed up to three times its prediction, either way: a pause of the machine is no change of it."""
 RIDGE = 1e-3
 """Pull towards the last estimate; it decides only where the data do not."""
+NOTHING = 1e-9
+"""What of a sum that forgets says nothing any more: below it, its quotients would be noise."""
 MIX_FORGETTING = 0.995
 SMOOTHING = 0.1
 """Share of a step's answer in the number that holds the pace: its noise is not passed on."""
@@ -91,7 +93,7 @@ class StepModel:
 
     def _solve(self) -> Vector:
         """Least squares with no negative coefficient: the most negative becomes zero, and the rest are solved again."""
-        free = [index for index in range(3) if self._products[index][index] > 0.0]
+        free = [index for index in range(3) if self._products[index][index] > NOTHING]
         kept = {index: self.coefficients[index] for index in range(3) if index not in free}
         while free:
             solved = self._solve_for(free)

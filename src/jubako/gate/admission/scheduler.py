@@ -82,7 +82,7 @@ class Scheduler:
     @property
     def depths(self) -> Mapping[int, int]:
         """Requests in the queue by their policies' priority; those with none are left out."""
-        return {priority: band.requests for priority, band in self._fairness.bands.items()}
+        return {priority: band.requests for priority, band in list(self._fairness.bands.items())}
 
     def offer(self, principal: Principal, demand: Demand, usage: Usage, *, deadline_at: float, now: float) -> Request:
         """Let a request run, or put it in the queue with `expires_at` set; its state says which.
