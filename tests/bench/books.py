@@ -37,13 +37,13 @@ from jubako.boundary.exchange import Exchange
 from jubako.gate.admission.admission import Admission
 from jubako.life import Life
 from jubako.pipeline import Pipeline
-from jubako.release import bundle, manifest
 from jubako.sections import AdmissionSettings, StreamSettings, TracingSettings
 from jubako.vocabulary import Outcome, ServedRelease, Step
+from tests.bench.projects import demo_model
 from tests.boundary_limits import limited
 from tests.caller import BODIES, KEY, NoBudgets, OneKey, policy
 from tests.one_layer import write_one_layer
-from tests.project import DEMO, REPOSITORY, free_port
+from tests.project import REPOSITORY, free_port
 
 STREAMS = 64
 LIMIT = 1.05
@@ -93,8 +93,7 @@ async def start_engine(folder: Path) -> Any:
     os.environ.update({name: str(value) for name, value in loaded.profile.environment.items()})
     from jubako.engine.vllm.adapter import VllmEngine
 
-    demo = manifest.load(REPOSITORY / "configuration" / "releases" / DEMO / "1" / "manifest.yaml")
-    model = write_one_layer(bundle.model_root(demo) / "model", folder)
+    model = write_one_layer(demo_model()[0], folder)
     options = loaded.engine_options | {"max_num_seqs": STREAMS}
     engine = VllmEngine(ServedRelease(DIGEST, str(model), (ALIAS,), "bfloat16"), options, loaded.server.grammar, 5)
     await engine.start()

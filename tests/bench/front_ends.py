@@ -6,31 +6,27 @@ all attached to one engine by vLLM's client addresses. With the cheap engine the
 Says tokens a second, and the processor time of every process per token: with those, other machines can be computed.
 """
 
-# ruff: noqa: T201 - a benchmark talks on standard output
-
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import psutil
 
 from tests.bench import cheap_core, machine
+from tests.bench.command import say, start
 from tests.bench.scale import crowd
-from tests.bench.scale.run import STREAM, Load, Side, cheap_engine, sending
+from tests.bench.scale.run import STREAM, Load, Side, cheap_engine, idle_cores, sending
 from tests.bench.serving import Child, Place
 from tests.bench.speed import kernel
 from tests.project import REPOSITORY
@@ -68,9 +64,9 @@ def hold_engine() -> None:
     plan = json.loads(sys.stdin.readline())
     from jubako import settings
     from jubako.engine import options as engine_options
-    from jubako.release import bundle, manifest
+    from jubako.release import bundle, catalogue
+    from tests.bench.projects import demo_model
     from tests.bench.speed.narrow import write_narrow
-    from tests.bench.speed.servers import demo_model
 
     loaded = settings.load(REPOSITORY)
     variables = {name: engine_options.environment_text(one) for name, one in loaded.profile.environment.items()}
@@ -82,9 +78,7 @@ def hold_engine() -> None:
     from jubako.engine.vllm.launch import parse
 
     release = loaded.server.release
-    served = bundle.served(
-        manifest.load(loaded.configuration / "releases" / release.name / release.version / "manifest.yaml")
-    )
+    served = bundle.served(catalogue.load(loaded.configuration, f"{release.name}/{release.version}"))
     model = write_narrow(demo_model()[0], Path(plan["folder"]))
     options = loaded.engine_options | {"max_num_seqs": STREAMS}
     arguments = parse(replace(served, model_folder=str(model)), options, 5)
@@ -147,20 +141,14 @@ def run(folder: Path, *, real: bool) -> dict[str, Any]:
                 found = measure(sides[:number], engine.pid)
                 if turn:  # the first warms up
                     rounds[number].append(found)
-            print(f"round {turn} of {ROUNDS}" if turn else "warm", flush=True)
-        idle = _idle(sides[0])
+            say(f"round {turn} of {ROUNDS}" if turn else "warm")
+        idle = idle_cores(sides[0])
     medians = {
         number: {figure: statistics.median(one[figure] for one in many) for figure in many[0]}
         for number, many in rounds.items()
     }
     engine_name = "vLLM's own on a corner of the demo model" if real else "cheap"
     return {"engine": engine_name, "machine": machine.machine(), "idle": idle, "medians": medians, "rounds": rounds}
-
-
-def _idle(side: Side) -> float:
-    before, begun = side.level(), time.monotonic()
-    time.sleep(5)
-    return float(side.child.ask("cpu")["cpu_seconds"] - before) / (time.monotonic() - begun)
 
 
 def table(report: dict[str, Any]) -> str:
@@ -177,26 +165,22 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
-
-
-def main() -> None:
+def main(arguments: list[str]) -> int:
     """Run, or be the engine's launcher."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("role", choices=["run", "engine"], nargs="?", default="run")
     parser.add_argument("--engine", choices=["cheap", "real"], default="cheap")
-    arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, _leave)  # so that processes that run are ended too
-    if arguments.role == "engine":
+    options = parser.parse_args(arguments)
+    if options.role == "engine":
         hold_engine()
-        return
+        return 0
     with tempfile.TemporaryDirectory() as folder:
-        report = run(Path(folder), real=arguments.engine == "real")
+        report = run(Path(folder), real=options.engine == "real")
     OUT.mkdir(parents=True, exist_ok=True)
-    (OUT / f"{arguments.engine}.json").write_text(json.dumps(report, indent=1) + "\n")
-    print(table(report))
+    (OUT / f"{options.engine}.json").write_text(json.dumps(report, indent=1) + "\n")
+    say(table(report))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

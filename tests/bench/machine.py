@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import platform
 from collections.abc import Iterable
@@ -10,6 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
+
+def head(command: str, distributions: Iterable[str], **more: str) -> dict[str, Any]:
+    """What every report begins with; `more` are versions of what is no distribution here."""
+    return {
+        "command": command,
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "machine": machine(),
+        "versions": versions(distributions) | more,
+    }
 
 
 def machine() -> dict[str, Any]:

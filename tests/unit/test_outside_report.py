@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.bench import pages
 from tests.bench.outside import guidellm, page
 from tests.bench.outside.guidellm import BUSY, PACE, Load
 from tests.bench.speed import measure
@@ -70,11 +71,12 @@ def test_the_section_replaces_the_one_before_and_nothing_else(tmp_path: Path) ->
         "loads": {"chat": {"what": "2 streams", "summary": measure.summary([{"vllm": one, "jubako": one}])}},
     }
     place = tmp_path / "page.md"
-    place.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n")
+    begin, end = pages.marks("outside")
+    place.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     page.publish(found, place)
     text = place.read_text()
-    assert text.startswith(f"before\n{page.BEGIN}\n`make bench-outside`, 2026-11-30")
-    assert text.endswith(f"{page.END}\nafter\n")
+    assert text.startswith(f"before\n{begin}\n`make bench-outside`, 2026-11-30")
+    assert text.endswith(f"{end}\nafter\n")
     assert "| 2 streams | CPU of the server a token, µs | 2 | 2 | 1.00 | 1.00-1.00 |" in text
     assert "old" not in text
     page.publish(found, place)
@@ -86,4 +88,5 @@ def test_a_page_without_a_place_for_it_is_told(tmp_path: Path) -> None:
     place = tmp_path / "page.md"
     place.write_text("nothing here\n")
     with pytest.raises(RuntimeError, match="no lines"):
-        page.publish({}, place)
+        pages.replace(place, "outside", "anything")
+    assert place.read_text() == "nothing here\n"

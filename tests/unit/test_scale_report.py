@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.bench.pages import marks
 from tests.bench.scale import document
 from tests.bench.scale.verdicts import FLAT, STALL_MS, STORED, verdicts
 
@@ -68,7 +69,7 @@ def test_what_grew_beyond_its_bound_fails(changes: dict[str, float], missed: int
 def test_the_page_keeps_what_people_wrote(tmp_path: Path) -> None:
     """Only what stands between the lines is replaced, again and again."""
     page = tmp_path / "page.md"
-    page.write_text("before\n" + "\n".join(document.OUTSIDE) + "\nafter\n")
+    page.write_text("before\n" + "\n".join(marks("scale")) + "\nafter\n")
     document.publish(report(), page)
     once = page.read_text()
     document.publish(report(), page)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.bench.pages import marks
 from tests.bench.soak import document, sampling, verdicts
 from tests.bench.soak.load import counts
 from tests.mixed_load import Sent
@@ -212,7 +213,7 @@ def test_the_page_has_a_place_for_the_section(tmp_path: Path) -> None:
     ]
     document.publish(report, page)
     made = page.read_text()
-    assert made.startswith(text.partition(document.MARKS[0])[0])
-    assert made.endswith(text.partition(document.MARKS[1])[2])
+    assert made.startswith(text.partition(marks("soak")[0])[0])
+    assert made.endswith(text.partition(marks("soak")[1])[2])
     assert "6,000 requests of the load" in made
     assert (tmp_path / document.PICTURE).stat().st_size > 0

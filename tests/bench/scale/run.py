@@ -6,26 +6,25 @@ second process of the smallest size is measured like the others: what differs be
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.bench import cheap_core, machine
+from tests.bench.command import Report, Say
 from tests.bench.scale import crowd
 from tests.bench.scale.callers import Plan, Target
+from tests.bench.scale.verdicts import verdicts
 from tests.bench.serving import Child, Place
 from tests.project import Project
 
-Report = dict[str, Any]
-Say = Callable[[str], None]
 SIZES = (10, 100, 1_000, 10_000)
 AGAIN = "10 again"
 STREAMS = (1, 4, 16, 64, 256)
@@ -171,10 +170,7 @@ def run(folder: Path, command: str, say: Say) -> Report:
     """Measure everything; `folder` keeps projects and logs."""
     began = time.monotonic()
     report: Report = {
-        "command": command,
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "machine": machine.machine(),
-        "versions": machine.versions(DISTRIBUTIONS),
+        **machine.head(command, DISTRIBUTIONS),
         "rounds": ROUNDS,
         "step_ms": STEP_SECONDS * 1e3,
     }
@@ -200,6 +196,7 @@ def run(folder: Path, command: str, say: Say) -> Report:
         report["reload"] = _reloads(up[len(SIZES) - 1], say)
         report["metrics"] = {side.name: side.child.ask("scrape") for side in up}
         report["peak_bytes"] = {side.name: side.child.ask("cpu")["peak_bytes"] for side in up}
+    report["verdicts"] = verdicts(report)
     report["minutes"] = (time.monotonic() - began) / 60
     return report
 
@@ -218,7 +215,7 @@ def _requests(sides: list[Side], report: Report, say: Say) -> None:
     window("own", Load(SHORT, CONNECTIONS, FILL // CONNECTIONS), *sides)
     window("whole", Load(SHORT, CONNECTIONS, REQUESTS, SLICES), *sides)
     say("warm")
-    idle = report["idle"] = {side.name: _idle(side) for side in sides}
+    idle = report["idle"] = {side.name: idle_cores(side) for side in sides}
     found: dict[str, dict[str, list[float]]] = {way: {side.name: [] for side in sides} for way in ("whole", "own")}
     for number in range(ROUNDS):
         for way, more in (("whole", 1), ("own", 2)):
@@ -270,7 +267,7 @@ def _streams(sides: list[Side], report: Report, say: Say) -> None:
     report["tenants_beside_few"] = _ratios(found[many.name]["64"], found[few.name]["64"])
 
 
-def _idle(side: Side) -> float:
+def idle_cores(side: Side) -> float:
     """Seconds of processor time in a second in which nothing is asked."""
     before, begun = side.level(), time.monotonic()
     time.sleep(IDLE_SECONDS)

@@ -1,31 +1,21 @@
-"""The report as lines of a terminal, a section of docs/PERFORMANCE.md, and a plot. Knows the report's form alone."""
+"""The report as a section of docs/PERFORMANCE.md and a plot. Knows the report's form alone."""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from tests.bench.overload import document as pages
+from tests.bench import pages
 from tests.bench.overload.measures import quantile
+from tests.bench.pages import Data
 
-Data = Mapping[str, Any]
 PICTURE = "soak.png"
-MARKS = ("<!-- soak: begin -->", "<!-- soak: end -->")
-"""What stands between these lines of the page is made here."""
 COLOURS = {"serving": "#0b6e4f", "engine": "#b3541e", "worker": "#6b5ca5", "vetting": "#888888"}
-
-
-def terminal(report: Data) -> str:
-    """The verdicts, for who ran it."""
-    return pages.terminal(report)
 
 
 def section(report: Data) -> str:
     """The part of the page that a run makes."""
-    machine = report["machine"]
     load = [leg["load"] for leg in report["legs"]]
     requests = sum(one["requests"] for one in load)
     probes = sum(len(leg["probes"]) for leg in report["legs"])
@@ -34,23 +24,15 @@ def section(report: Data) -> str:
         ends.update(one["ends"])
     told = ", ".join(f"{count:,} {end}" for end, count in ends.most_common())
     lines = [
-        MARKS[0],
-        f"`{report['command']}`, {report['date']}, {report['soak_minutes']:.0f} minutes after warming up; "
-        f"{machine['cores']} cores of {machine['processor']}, {machine['memory_gib']} GiB, Python {machine['python']}; "
-        + ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-        + ".",
+        pages.origin(report, f"{report['soak_minutes']:.0f} minutes after warming up"),
         "",
         f"{requests:,} requests of the load ({told}), {probes:,} probes, {len(report['legs'])} legs, each with a rest.",
         "",
         f"![Memory at rest and the probe's times]({PICTURE})",
         "",
-        pages.table(
-            ["promise", "measured", "holds"],
-            [[one["promise"], one["measured"], "yes" if one["holds"] else "**no**"] for one in report["verdicts"]],
-        ),
+        pages.verdicts(report),
         "",
         _rests(report),
-        MARKS[1],
     ]
     return "\n".join(lines)
 
@@ -77,12 +59,7 @@ def _rests(report: Data) -> str:
 
 def publish(report: Data, page: Path) -> None:
     """Put the section into the page, which says where, and the plot beside it."""
-    text = page.read_text()
-    before, found, rest = text.partition(MARKS[0])
-    _, ended, after = rest.partition(MARKS[1])
-    if not found or not ended:
-        raise RuntimeError(f"{page}: no lines {MARKS[0]} and {MARKS[1]}")
-    page.write_text(before + section(report) + after)
+    pages.replace(page, "soak", section(report))
     draw(report, page.with_name(PICTURE))
 
 

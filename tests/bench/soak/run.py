@@ -5,12 +5,8 @@ It owns the order; what is measured and what is promised is said elsewhere.
 
 from __future__ import annotations
 
-import datetime as dt
-import json
 import subprocess
-import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +14,9 @@ from typing import Any
 
 import httpx
 
-from tests.bench import machine
+from tests.bench import machine, projects
+from tests.bench.calling import call
+from tests.bench.command import Report, Say
 from tests.bench.soak import load, probe, sampling, verdicts
 from tests.bench.soak.reader import Pace, Reader
 from tests.bench.soak.sampling import Sampler
@@ -37,8 +35,6 @@ STALLED_SECONDS = 30.0
 """The product's own; in a short run less, so that a slow reader is cut within its turn there too."""
 GRACE_SECONDS = 240.0
 SEED = 7
-Report = dict[str, Any]
-Say = Callable[[str], None]
 
 
 def run(folder: Path, command: str, minutes: float, say: Say) -> Report:
@@ -71,10 +67,7 @@ def run(folder: Path, command: str, minutes: float, say: Say) -> Report:
 
 def _begin(command: str, minutes: float, server: Soaked) -> Report:
     return {
-        "command": command,
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "machine": machine.machine(),
-        "versions": machine.versions(DISTRIBUTIONS),
+        **machine.head(command, DISTRIBUTIONS),
         "minutes": minutes,
         "callers": {"load": AT_ONCE, "probe": PROBES_AT_ONCE, "reader": 1, "sequences": SEQUENCES},
         "settings": dict(server.settings),
@@ -97,8 +90,7 @@ def _leg_and_rest(server: Soaked, number: int, seconds: float, report: Report) -
 
 def _leg(server: Soaked, number: int, seconds: float) -> dict[str, Any]:
     """Load, probe and reader side by side, until all have come to their end."""
-    port = httpx.URL(server.served.url).port
-    assert port is not None
+    port = projects.port(server.served.url)
     slow: tuple[Pace, float] = ("slow", seconds * SLOW_SHARE)
     quick: tuple[Pace, float] = ("quick", seconds * (1 - SLOW_SHARE))
     # In turns the first, so that what begins or ends with a leg is beside both.
@@ -106,9 +98,11 @@ def _leg(server: Soaked, number: int, seconds: float) -> dict[str, Any]:
     keys = {tenant: server.keys[tenant] for tenant in LOAD}
     begun = time.monotonic()
     with ThreadPoolExecutor(2) as callers:
-        loading = callers.submit(_call, "load", load.Plan(server.served.url, keys, seconds, AT_ONCE, SEED + number))
-        plan = probe.Plan(port, server.keys[PROBE], seconds, PROBES_AT_ONCE, number * 10**6)
-        probing = callers.submit(_call, "probe", plan)
+        most = seconds + GRACE_SECONDS
+        loads = load.Plan(server.served.url, keys, seconds, AT_ONCE, SEED + number)
+        loading = callers.submit(call, "soak.load", loads, most, "the load")
+        asks = probe.Plan(port, server.keys[PROBE], seconds, PROBES_AT_ONCE, number * 10**6)
+        probing = callers.submit(call, "soak.probe", asks, most, "the probe")
         reader.start()
         counts, probes = loading.result(), probing.result()
     reader.join(GRACE_SECONDS)
@@ -119,20 +113,6 @@ def _leg(server: Soaked, number: int, seconds: float) -> dict[str, Any]:
         "probes": probes,
         "turns": [asdict(turn) for turn in reader.done],
     }
-
-
-def _call(what: str, plan: load.Plan | probe.Plan) -> Any:
-    """What one of the callers' processes found."""
-    done = subprocess.run(
-        [sys.executable, "-m", f"tests.bench.soak.{what}"],
-        input=json.dumps(asdict(plan)).encode(),
-        capture_output=True,
-        timeout=plan.seconds + GRACE_SECONDS,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"the {what} ended with {done.returncode}: {done.stderr.decode(errors='replace')[-2000:]}")
-    return json.loads(done.stdout)
 
 
 def _books(server: Soaked) -> str:

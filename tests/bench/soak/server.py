@@ -7,7 +7,6 @@ shows sooner. It owns project, keys and processes; it knows nothing of loads.
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ from typing import Any
 import psutil
 import yaml
 
+from tests.bench import projects
 from tests.bench.speed.narrow import write_narrow
-from tests.bench.speed.servers import PROFILE, SMOKE, demo_model, smoke_answer
 from tests.contract.corpus import ADAPTER, BASE, CONTEXT_TOKENS
 from tests.contract.vllm_server import running_server
 from tests.project import REPOSITORY, Project, Served
@@ -79,10 +78,9 @@ class Soaked:
 @contextmanager
 def soaked(folder: Path, stalled_reader_seconds: float) -> Iterator[Soaked]:
     """Start it and wait until it is ready; `folder` keeps what it wrote."""
-    model, dtype = demo_model()
+    model, dtype = projects.demo_model()
     narrow = write_narrow(model, folder)
     adapter = write_adapter(narrow, folder / "adapter")
-    answer = _answer(narrow, dtype, folder)
     settings = {
         "JUBAKO__ENGINE__OPTIONS__MAX_NUM_SEQS": str(SEQUENCES),
         "JUBAKO__ENGINE__OPTIONS__MAX_MODEL_LEN": str(CONTEXT_TOKENS),
@@ -91,32 +89,23 @@ def soaked(folder: Path, stalled_reader_seconds: float) -> Iterator[Soaked]:
         "JUBAKO__STREAM__STALLED_READER_SECONDS": f"{stalled_reader_seconds:g}",
     }
     project = Project.copy_to(folder / "project", {"BENTOML_HOME": str(folder / "home"), **settings})
-    smoke = folder / "smoke.yaml"
-    smoke.write_text(yaml.safe_dump([{"name": "as vLLM's own server", **SMOKE, "expected": answer}]))
-    options = ["--from-folder", str(narrow), "--adapter", f"{ADAPTER}={adapter}", "--alias", BASE]
-    options += ["--licence", "Apache-2.0", "--licence-reason", "a measure", "--smoke", str(smoke)]
-    _run(project, "release", "create", "soak", "1", *options)
-    project.environment |= {"JUBAKO__RELEASE__NAME": "soak", "JUBAKO__RELEASE__VERSION": "'1'"}
+    options = ["--alias", BASE, "--adapter", f"{ADAPTER}={adapter}"]
+    projects.serve_release(project, "soak", narrow, _answer(narrow, dtype, folder), *options)
     _write_tenants(project)
-    keys = {tenant: _run(project, "keys", "create", tenant).strip() for tenant in TENANTS}
+    keys = {tenant: projects.new_key(project, tenant) for tenant in TENANTS}
     witness = folder / "witness.json"
     _install_witness(project, witness)
-    operator = _run(project, "keys", "create", OPERATOR)
-    with project.serving() as served:
-        try:
-            served.operator_key_file.write_text(operator)
-            served.wait_ready()
-            yield Soaked(served, Reckoning(project), keys, witness, settings)
-        finally:
-            shutil.copy(served.log_file, folder / "jubako.log")
+    operator = projects.new_key(project, OPERATOR)
+    with projects.ready(project, folder) as served:
+        served.operator_key_file.write_text(operator)
+        yield Soaked(served, Reckoning(project), keys, witness, settings)
 
 
 def _answer(model: Path, dtype: str, folder: Path) -> str:
-    """What the model says to the smoke prompt: Jubako serves no release that has none."""
+    """Of vLLM's own server, which the release is held against."""
     options = ["--dtype", dtype, "--enforce-eager", "--max-model-len", "512", "--served-model-name", BASE]
-    environment = {name: str(value) for name, value in PROFILE["environment"].items()}
-    with running_server(model, options, environment, folder / "vllm.log") as url:
-        return smoke_answer(url)
+    with running_server(model, options, projects.ENVIRONMENT, folder / "vllm.log") as url:
+        return projects.smoke_answer(url)
 
 
 def _write_tenants(project: Project) -> None:
@@ -134,10 +123,3 @@ def _install_witness(project: Project, file: Path) -> None:
     lines = ["import sys", f"sys.path.append({str(REPOSITORY)!r})"]
     lines += ["from tests.bench.soak import witness", "witness.install(Path(" + repr(str(file)) + "))"]
     service.write_text(service.read_text() + "\n" + "\n".join(lines) + "\n")
-
-
-def _run(project: Project, *command: str) -> str:
-    made = project.jubako(*command)
-    if made.returncode != 0:
-        raise RuntimeError(f"`jubako {' '.join(command[:2])}` failed:\n{made.stderr}")
-    return str(made.stdout)

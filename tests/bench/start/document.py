@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-Report = dict[str, Any]
+from tests.bench import pages
+from tests.bench.command import Report
+
 PICTURE = "start.png"
-OUTSIDE = ("<!-- start: begin -->", "<!-- start: end -->")
-"""What stands between these lines of the page is made here; the rest of it is written by people."""
 SHOWN = (
     ("ready_seconds", "ready, s", 1.0),
     ("answer_seconds", "first answer, s", 1.0),
@@ -50,14 +49,10 @@ def table(report: Report) -> str:
 
 def measured(report: Report) -> str:
     """The part of the page that a run makes."""
-    machine, versions, verdict = report["machine"], report["versions"], report["verdict"]
+    verdict = report["verdict"]
+    how = f"{report['minutes']:.0f} minutes, {len(report['rounds'])} rounds, each server alone in turn"
     lines = [
-        OUTSIDE[0],
-        f"`{report['command']}`, {report['date']}, {report['minutes']:.0f} minutes, {len(report['rounds'])} rounds, "
-        "each server alone in turn; "
-        f"{machine['cores']} cores of {machine['processor']}, {machine['memory_gib']} GiB, Python {machine['python']}; "
-        + ", ".join(f"{name} {version}" for name, version in versions.items())
-        + ".",
+        pages.origin(report, how),
         "",
         f"![Seconds from the first process to ready, by phase]({PICTURE})",
         "",
@@ -68,23 +63,18 @@ def measured(report: Report) -> str:
         found = report["summary"][figure]
         lines.append(
             f"| {title} | {found['vllm'] / unit:,.1f} | {found['jubako'] / unit:,.1f} "
-            f"| {found['ratio']:.2f} | {found['least']:.2f}-{found['most']:.2f} |"
+            f"| {found['ratio']:.2f} | {pages.spread(found)} |"
         )
     lines += ["", "| phase of Jubako's start | median seconds |", "|---|---:|"]
     lines += [f"| {PHASES[phase][0]} | {seconds:.2f} |" for phase, seconds in report["phases"]["jubako"].items()]
     word = "holds" if verdict["holds"] else "**missed**"
     lines += ["", f"Promised: ready after at most {verdict['bound']:.2f} times vLLM's time; {word}."]
-    return "\n".join([*lines, OUTSIDE[1]])
+    return "\n".join(lines)
 
 
 def publish(report: Report, page: Path) -> None:
     """Put the measured part into the page, which says where, and the plot beside it."""
-    text = page.read_text()
-    before, found, rest = text.partition(OUTSIDE[0])
-    _, ended, after = rest.partition(OUTSIDE[1])
-    if not found or not ended:
-        raise RuntimeError(f"{page}: no lines {OUTSIDE[0]} and {OUTSIDE[1]}")
-    page.write_text(before + measured(report) + after)
+    pages.replace(page, "start", measured(report))
     draw(report, page.with_name(PICTURE))
 
 

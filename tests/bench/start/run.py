@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from tests.bench import machine
+from tests.bench.command import Report, Say
+from tests.bench.projects import PROFILE
+from tests.bench.speed import measure
 from tests.bench.speed.run import DISTRIBUTIONS
-from tests.bench.speed.servers import PROFILE
 from tests.bench.start.servers import Start, start_jubako, start_vllm
 
-Report = dict[str, Any]
-Say = Callable[[str], None]
 Round = dict[str, Start]
 STARTS: dict[str, Callable[[Path], Start]] = {"vllm": start_vllm, "jubako": start_jubako}
 FIGURES = ("ready_seconds", "answer_seconds", "cpu_seconds", "resident_bytes")
@@ -32,13 +30,13 @@ def run(folder: Path, command: str, rounds: int, say: Say) -> Report:
         if number:  # the first has the files read and the bytecode made, for both
             found.append(measured)
         say(f"round {number} of {rounds}: " + ", ".join(_line(name, one) for name, one in sorted(measured.items())))
-    summary = summarized(found)
+    figures = [
+        {name: {one: float(getattr(start, one)) for one in FIGURES} for name, start in each.items()} for each in found
+    ]
+    summary = measure.summary(figures)
     ratio = summary[JUDGED]["ratio"]
     return {
-        "command": command,
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "machine": machine.machine(),
-        "versions": machine.versions(DISTRIBUTIONS),
+        **machine.head(command, DISTRIBUTIONS),
         "engine": PROFILE,
         "rounds": [{name: one.as_dict() for name, one in each.items()} for each in found],
         "summary": summary,
@@ -46,23 +44,6 @@ def run(folder: Path, command: str, rounds: int, say: Say) -> Report:
         "verdict": {"figure": JUDGED, "ratio": ratio, "bound": AT_MOST, "holds": ratio <= AT_MOST},
         "minutes": (time.monotonic() - began) / 60,
     }
-
-
-def summarized(rounds: Sequence[Round]) -> dict[str, dict[str, float]]:
-    """Of each figure both medians, and median and range of the rounds' ratios."""
-    summary = {}
-    for figure in FIGURES:
-        ours = [float(getattr(each["jubako"], figure)) for each in rounds]
-        theirs = [float(getattr(each["vllm"], figure)) for each in rounds]
-        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
-        summary[figure] = {
-            "jubako": statistics.median(ours),
-            "vllm": statistics.median(theirs),
-            "ratio": statistics.median(ratios),
-            "least": min(ratios),
-            "most": max(ratios),
-        }
-    return summary
 
 
 def _phases(starts: Sequence[Start]) -> dict[str, float]:

@@ -23,7 +23,8 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from jubako.start_times import begun, now
-from tests.bench.speed.servers import PROFILE, demo_model
+from tests.bench.projects import ENVIRONMENT as PROFILE_ENVIRONMENT
+from tests.bench.projects import PROFILE, demo_model, flags
 from tests.contract.vllm_server import ENVIRONMENT, STOP_SECONDS
 from tests.project import Project, free_port
 
@@ -64,13 +65,10 @@ def start_vllm(folder: Path) -> Start:
     """Start vLLM's own server and stop it again; `folder` keeps its log."""
     model, dtype = demo_model()
     port = free_port()
-    flags = ["--model", str(model), "--served-model-name", ALIAS, "--dtype", dtype]
-    for name, value in PROFILE["options"].items():
-        flag = name.replace("_", "-")
-        flags += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    options = ["--model", str(model), "--served-model-name", ALIAS, "--dtype", dtype, *flags(PROFILE["options"])]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
-    environment = ENVIRONMENT | {name: str(value) for name, value in PROFILE["environment"].items()}
-    with (folder / "vllm.log").open("ab") as log, _process([*command, *flags], environment, log) as process:
+    environment = ENVIRONMENT | PROFILE_ENVIRONMENT
+    with (folder / "vllm.log").open("ab") as log, _process([*command, *options], environment, log) as process:
         ready = _await(f"http://127.0.0.1:{port}/health", process)
         return _measure(process.pid, ready, _family(process.pid), (port, "none"), _phases_of_vllm)
 
