@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from jubako.books import journal
 from jubako.books.audit import Audit
+from jubako.books.verify import Verification, verify_folder
 from jubako.vocabulary import Account, Outcome, Usage
 
 STARTED_AT = 1_790_000_000.0
@@ -47,3 +49,19 @@ def written(folder: Path, count: int, *, file_bytes: int = 1 << 20) -> Path:
         audit.append(account(number))
     audit.close()
     return folder
+
+
+def faults(folder: Path) -> list[str]:
+    """What verification says."""
+    return list(verify_folder(folder, Verification()))
+
+
+def lines(folder: Path) -> list[bytes]:
+    """Every line of the journal."""
+    return b"".join(one.path.read_bytes() for one in journal.files(folder)).splitlines(keepends=True)
+
+
+def only_file(folder: Path) -> Path:
+    """The one file of a journal that has one."""
+    (file,) = journal.files(folder)
+    return file.path

@@ -1,17 +1,13 @@
 """Every row of the error table, over the wire, raised and retried by the official client as promised.
 
-The table is written out here, and the documents must list the same. What the engine itself says is scripted; keys,
-tokens, budgets and the queue are real.
+What the engine itself says is scripted; keys, tokens, budgets and the queue are real.
 """
 
 from __future__ import annotations
 
-import ast
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -20,120 +16,10 @@ import pytest
 from jubako.errors import DeadlineExceeded, InvalidRequest
 from jubako.life import Life, engine_lost, shutting_down
 from jubako.sections import AdmissionSettings
+from tests.contract.error_table import ATTEMPTS, FAULT, TABLE, TIMEOUT, UNAVAILABLE, YES
+from tests.contract.retrying_client import Client, chat, client, post, says, starved_body
 from tests.contract.wire import SERVER, Narrow, Wire, serving
-from tests.project import REPOSITORY
 from tests.scripted_engine import ScriptedEngine, event, hangs, raises, streams
-
-INVALID, DENIED = "invalid_request_error", "authentication_error"
-FORBIDDEN, LIMITED = "permission_error", "rate_limit_error"
-UNAVAILABLE, TIMEOUT, FAULT = "service_unavailable_error", "timeout_error", "server_error"
-NO, ONCE, YES = "no", "once", "yes"
-ATTEMPTS = {NO: 1, ONCE: 2, YES: 3}
-"""What a server sees of one call of a client that may retry twice, its default."""
-
-TABLE: dict[str, tuple[int, str, str, type[openai.APIStatusError]]] = {
-    "invalid_header": (400, INVALID, NO, openai.BadRequestError),
-    "invalid_json": (400, INVALID, NO, openai.BadRequestError),
-    "invalid_value": (400, INVALID, NO, openai.BadRequestError),
-    "missing_field": (400, INVALID, NO, openai.BadRequestError),
-    "unknown_field": (400, INVALID, NO, openai.BadRequestError),
-    "unsupported_value": (400, INVALID, NO, openai.BadRequestError),
-    "context_length_exceeded": (400, INVALID, NO, openai.BadRequestError),
-    "missing_api_key": (401, DENIED, NO, openai.AuthenticationError),
-    "invalid_api_key": (401, DENIED, NO, openai.AuthenticationError),
-    "expired_token": (401, DENIED, NO, openai.AuthenticationError),
-    "scope_missing": (403, FORBIDDEN, NO, openai.PermissionDeniedError),
-    "tenant_suspended": (403, FORBIDDEN, NO, openai.PermissionDeniedError),
-    "model_not_found": (404, INVALID, NO, openai.NotFoundError),
-    "unknown_url": (404, INVALID, NO, openai.NotFoundError),
-    "method_not_allowed": (405, INVALID, NO, openai.APIStatusError),
-    "body_timeout": (408, INVALID, NO, openai.APIStatusError),
-    "request_too_large": (413, INVALID, NO, openai.APIStatusError),
-    "unsupported_media_type": (415, INVALID, NO, openai.APIStatusError),
-    "rate_limit_exceeded": (429, LIMITED, YES, openai.RateLimitError),
-    "concurrency_exceeded": (429, LIMITED, YES, openai.RateLimitError),
-    "queue_full": (429, LIMITED, YES, openai.RateLimitError),
-    "wait_too_long": (429, LIMITED, YES, openai.RateLimitError),
-    "insufficient_quota": (429, LIMITED, NO, openai.RateLimitError),
-    "internal_error": (500, FAULT, ONCE, openai.InternalServerError),
-    "not_ready": (503, UNAVAILABLE, YES, openai.InternalServerError),
-    "draining": (503, UNAVAILABLE, YES, openai.InternalServerError),
-    "engine_unavailable": (503, UNAVAILABLE, YES, openai.InternalServerError),
-    "deadline_exceeded": (504, TIMEOUT, YES, openai.InternalServerError),
-}
-"""Code -> status, type, whether to retry, and what the official client raises."""
-
-
-class Client(openai.OpenAI):  # type: ignore[misc]
-    """The official client with its own retries. What it would wait is noted, and `meanwhile` is called instead."""
-
-    waits: list[float]
-    meanwhile: Callable[[], object] = staticmethod(lambda: None)
-
-    def _sleep_for_retry(self, *, retries_taken: int, max_retries: int, options: Any, response: Any) -> None:
-        left = max_retries - retries_taken
-        self.waits.append(self._calculate_retry_timeout(left, options, response.headers if response else None))
-        self.meanwhile()
-
-
-@pytest.fixture(scope="module")
-def wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
-    """A server with room for all."""
-    with serving(Wire(tmp_path_factory.mktemp("wire"), ScriptedEngine(), SERVER.admission)) as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
-def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
-    """A server that runs one request and lets one wait."""
-    admission = AdmissionSettings.model_validate(SERVER.admission.model_dump() | {"queue_requests": 1})
-    with serving(Wire(tmp_path_factory.mktemp("narrow"), Narrow(), admission)) as one:
-        yield one
-
-
-@pytest.fixture(autouse=True)
-def as_it_was(wire: Wire, narrow: Wire) -> Iterator[None]:
-    """Each test begins with engines that answer and with nothing counted."""
-    for one in (wire, narrow):
-        one.engine.script = ScriptedEngine().script
-        one.engine.calls.clear()
-        one.attempts.clear()
-    phases = [(one.life, one.life.readiness) for one in (wire, narrow)]
-    yield
-    for life, readiness in phases:
-        life._readiness = readiness
-
-
-def client(wire: Wire, credential: str | None = None) -> Client:
-    """The client with every default but its address, its key and its patience."""
-    one = Client(base_url=wire.url, api_key=credential or wire.key(), timeout=120)
-    one.waits = []
-    return one
-
-
-def chat(one: Any, **fields: Any) -> Any:
-    """A harmless request, with `fields`."""
-    asked: dict[str, Any] = {"model": "scripted", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
-    return one.chat.completions.create(**asked | fields)
-
-
-def says(text: str) -> dict[str, str]:
-    """One message of the user's."""
-    return {"role": "user", "content": text}
-
-
-def starved_body() -> Iterator[bytes]:
-    """A body that begins and does not go on in time."""
-    yield b'{"model"'
-    time.sleep(3 * 0.3)
-    yield b": 1}"
-
-
-def post(one: Client, content: Any, media_type: str = "application/json") -> Any:
-    """A chat request whose bytes are the test's."""
-    options: Any = {"headers": {"content-type": media_type}}
-    return one.post("/chat/completions", cast_to=object, content=content, options=options)
-
 
 ASKED_WRONGLY: dict[str, Callable[[Client], Any]] = {
     "invalid_header": lambda one: chat(one, extra_headers={f"x-{number}": "1" for number in range(101)}),
@@ -171,6 +57,34 @@ CROWDED = {
     "insufficient_quota",
     "deadline_exceeded",
 }
+
+
+@pytest.fixture(scope="module")
+def wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
+    """A server with room for all."""
+    with serving(Wire(tmp_path_factory.mktemp("wire"), ScriptedEngine(), SERVER.admission)) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
+    """A server that runs one request and lets one wait."""
+    admission = AdmissionSettings.model_validate(SERVER.admission.model_dump() | {"queue_requests": 1})
+    with serving(Wire(tmp_path_factory.mktemp("narrow"), Narrow(), admission)) as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(wire: Wire, narrow: Wire) -> Iterator[None]:
+    """Each test begins with engines that answer and with nothing counted."""
+    for one in (wire, narrow):
+        one.engine.script = ScriptedEngine().script
+        one.engine.calls.clear()
+        one.attempts.clear()
+    phases = [(one.life, one.life.readiness) for one in (wire, narrow)]
+    yield
+    for life, readiness in phases:
+        life._readiness = readiness
 
 
 def scripted(wire: Wire, script: Any) -> AbstractContextManager[Any]:
@@ -367,79 +281,6 @@ def test_an_error_within_a_stream_is_raised(wire: Wire, fault: Exception, code: 
     assert len(wire.attempts) == 1
 
 
-# -- the documents
-
-
 def test_every_row_is_produced_here() -> None:
     """And nothing that is not in the table."""
     assert {*ASKED_WRONGLY, *ASKED_IN_VAIN, *STRANGERS, *CROWDED} == TABLE.keys()
-
-
-def test_the_table_lists_what_the_rooms_can_raise() -> None:
-    """No code more and none fewer."""
-    assert codes_in(REPOSITORY / "src" / "jubako") == TABLE.keys()
-
-
-def test_the_document_of_errors_lists_the_table() -> None:
-    """Status, type, code and advice."""
-    found = {}
-    for status, kind, code, _, retry in rows(REPOSITORY / "docs" / "ERRORS.md", columns=5):
-        assert code.strip("`") not in found
-        found[code.strip("`")] = (int(status), kind.strip("`"), retry.partition(" ")[0].rstrip(","))
-    assert found == {code: row[:3] for code, row in TABLE.items()}
-
-
-def test_the_readme_lists_the_table() -> None:
-    """The same codes under the same statuses."""
-    found = {}
-    for statuses, codes, retry in rows(REPOSITORY / "README.md", columns=3):
-        for code in re.findall(r"`(\w+)`", codes):
-            found[code] = retry.partition(" ")[0].rstrip(",")
-            assert str(TABLE[code][0]) in statuses.split(", ")
-    assert found == {code: row[2] for code, row in TABLE.items()}
-
-
-def rows(file: Path, *, columns: int) -> Iterator[list[str]]:
-    """The rows of a document's table of errors: those that begin with a status."""
-    for line in file.read_text(encoding="utf-8").splitlines():
-        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if len(cells) == columns and re.fullmatch(r"[45]\d\d(, [45]\d\d)*", cells[0]):
-            yield cells
-
-
-def codes_in(folder: Path) -> set[str]:
-    """Every code that a refusal is given: by keyword, by the name of a constant, or as its class's own."""
-    trees = [ast.parse(file.read_text(encoding="utf-8")) for file in sorted(folder.rglob("*.py"))]
-    constants = {
-        name: value for tree in trees for name, value in assigned(tree.body) if isinstance(value, ast.Constant)
-    }
-    given: list[ast.expr | None] = []
-    for node in (node for tree in trees for node in ast.walk(tree)):
-        if isinstance(node, ast.keyword) and node.arg == "code":
-            given.append(node.value)
-        elif isinstance(node, ast.arguments):
-            defaults = zip(node.kwonlyargs, node.kw_defaults, strict=True)
-            given.extend(default for argument, default in defaults if argument.arg == "code")
-        elif isinstance(node, (ast.ClassDef, ast.FunctionDef)):
-            given.extend(value for name, value in assigned(node.body) if name in {"code", "default_code"})
-    return {code for value in given for code in texts(value, constants)}
-
-
-def assigned(body: list[ast.stmt]) -> Iterator[tuple[str, ast.expr | None]]:
-    """Names that are assigned to, with their values."""
-    for statement in body:
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            yield statement.target.id, statement.value
-        elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            yield statement.targets[0].id, statement.value
-
-
-def texts(value: ast.expr | None, constants: dict[str, ast.Constant]) -> Iterator[str]:
-    """The texts that an expression can be."""
-    if isinstance(value, ast.IfExp):
-        yield from texts(value.body, constants)
-        yield from texts(value.orelse, constants)
-    elif isinstance(value, ast.Name):
-        yield from texts(constants.get(value.id), constants)
-    elif isinstance(value, ast.Constant) and isinstance(value.value, str):
-        yield value.value

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import ast
-import re
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from jubako import errors
 from jubako.telemetry import reference
-from jubako.telemetry.metrics import CODES, FAMILIES, Metrics, exposition, observe_all
+from jubako.telemetry.metrics import FAMILIES, Metrics, exposition
 from jubako.vocabulary import Outcome, Route, Usage
 from tests.ended_requests import account, refused
 from tests.project import REPOSITORY
@@ -226,48 +220,6 @@ def test_both_formats_parse_and_openmetrics_links_times_to_traces(
     assert linked == {"jubako_request_duration_seconds", *times}
 
 
-@pytest.mark.parametrize(
-    "accept",
-    [
-        "",
-        "text/plain;version=0.0.4",
-        "application/openmetrics-text",
-        "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
-        "application/openmetrics-text;version=1.0.0;escaping=underscores;q=0.6,text/plain;version=1.0.0;q=0.5",
-    ],
-)
-def test_vllm_s_names_stay_in_every_format(registry: CollectorRegistry, accept: str) -> None:
-    """The library's OpenMetrics would write `vllm_` for `vllm:` to scrapers that ask as Prometheus does."""
-    Counter("vllm:prompt_tokens", "theirs", ["model_name"], registry=registry).labels("m").inc(7)
-    text = exposition(registry, accept)[0].decode()
-    assert '\nvllm:prompt_tokens_total{model_name="m"} 7.0\n' in text
-    assert "vllm_" not in text
-
-
-def test_the_default_registry_has_process_and_gc_metrics_beside_ours_and_vllm_s() -> None:
-    """In a process that left Prometheus' multiprocess mode as the service does; what is vLLM's stays as it was."""
-    script = """
-import os
-os.environ["PROMETHEUS_MULTIPROC_DIR"] = "/nowhere"
-os.environ.pop("PROMETHEUS_MULTIPROC_DIR")
-from prometheus_client import REGISTRY, Counter, generate_latest
-from jubako.telemetry.metrics import Metrics
-theirs = Counter("vllm:prompt_tokens", "theirs", ["model_name"])
-theirs.labels("m").inc(7)
-Metrics(REGISTRY, ["m"], release="m/1", digest="d")
-for collector in list(REGISTRY._collector_to_names):  # as vLLM clears what it left behind
-    if hasattr(collector, "_name") and collector._name.startswith("vllm:gone"):
-        REGISTRY.unregister(collector)
-print(generate_latest().decode())
-"""
-    text = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    for line in ("process_resident_memory_bytes ", "process_cpu_seconds_total ", "process_open_fds ", "jubako_ready "):
-        assert f"\n{line}" in text
-    assert "\npython_gc_collections_total{" in text
-    assert '\nvllm:prompt_tokens_total{model_name="m"} 7.0' in text
-    assert '\njubako_release_info{digest="d",release="m/1"} 1.0' in text
-
-
 def test_scrapes_and_records_side_by_side_lose_nothing(registry: CollectorRegistry, metrics: Metrics) -> None:
     """Scrapes run in a thread of their own."""
     stop = threading.Event()
@@ -300,85 +252,8 @@ def _seconds_of_thousand(metrics: Metrics, one: object) -> float:
     return time.perf_counter() - begin
 
 
-def _refusals(kind: type[errors.Refusal] = errors.Refusal) -> list[type[errors.Refusal]]:
-    return [kind, *(found for below in kind.__subclasses__() for found in _refusals(below))]
-
-
-def _texts(node: ast.expr | None, constants: dict[str, str]) -> list[str]:
-    """The texts that an expression can be, as far as they are written out in its module."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return [node.value]
-    if isinstance(node, ast.Name) and node.id in constants:
-        return [constants[node.id]]
-    if isinstance(node, ast.IfExp):
-        return _texts(node.body, constants) + _texts(node.orelse, constants)
-    return []
-
-
-def _codes_in(path: Path) -> set[str]:
-    """What is passed as `code=…`, is its default, or is assigned to a variable or attribute of that name."""
-    found: list[str] = []
-    module = ast.parse(path.read_text())
-    constants = {
-        target.id: node.value.value
-        for node in module.body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    for node in ast.walk(module):
-        if isinstance(node, ast.keyword) and node.arg == "code":
-            found += _texts(node.value, constants)
-        elif isinstance(node, ast.arguments):
-            pairs = zip(node.kwonlyargs, node.kw_defaults, strict=True)
-            found += [text for arg, default in pairs if arg.arg == "code" for text in _texts(default, constants)]
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names = {getattr(target, "id", getattr(target, "attr", "")) for target in targets}
-            if names & {"code", "default_code"}:
-                found += _texts(node.value, constants)
-    return {code for code in found if code}
-
-
-def test_every_code_that_can_be_told_is_listed() -> None:
-    """A code that the metrics do not know would be counted as `other`: list it in `telemetry.metrics.CODES`."""
-    said = {refusal.default_code for refusal in _refusals()}
-    for path in (REPOSITORY / "src").rglob("*.py"):
-        said |= _codes_in(path)
-    assert not said - set(CODES)
-    assert list(CODES) == sorted(set(CODES))
-    assert all(re.fullmatch(r"[a-z_]{3,40}", code) for code in CODES)
-
-
-def test_the_search_for_codes_finds_the_ways_they_are_written(tmp_path: Path) -> None:
-    """Else the test above would pass for the wrong reason."""
-    source = tmp_path / "source.py"
-    source.write_text(
-        "FIVE = 'five'\nraise Busy('', code='one')\ncode = 'two' if x else 'three'\n"
-        "class A:\n    default_code: str = 'four'\ndef f(*, code=FIVE): ...\n"
-    )
-    assert _codes_in(source) == {"one", "two", "three", "four", "five"}
-    assert "engine_unavailable" in _codes_in(REPOSITORY / "src/jubako/life.py")
-
-
 def test_the_page_of_metrics_is_current() -> None:
     """Made by `python -m jubako.telemetry.reference > docs/METRICS.md`."""
     page = (REPOSITORY / "docs" / "METRICS.md").read_text()
     assert page == reference.markdown()
     assert all(f"`{route.value}`" in page or route.value in page for route in Route)
-
-
-def test_many_observed_at_once_look_as_if_observed_one_by_one() -> None:
-    """Each in its bucket: bounds are inclusive, and beyond the last there is infinity."""
-    amounts = [0.5, 1.0, 1.5, 2.0, 4.0, 5.0, 1000.0, 0.0, -1.0, 1.0]
-    shown = []
-    for at_once in (True, False):
-        registry = CollectorRegistry()
-        histogram = Histogram("waits", "Waits.", ["engine"], registry=registry, buckets=(1, 2, 4)).labels("0")
-        if at_once:
-            observe_all(histogram, amounts)
-        else:
-            for amount in amounts:
-                histogram.observe(amount)
-        shown.append([line for line in exposition(registry, "")[0].decode().splitlines() if "created" not in line])
-    assert shown[0] == shown[1]
