@@ -30,7 +30,7 @@ def take_turns(engine_core: Any) -> None:
 
     async def get_output() -> Any:
         nonlocal since
-        queue = engine_core.outputs_queue
+        queue = getattr(engine_core, "outputs_queue", None)
         if queue is None or queue.empty():
             outputs = await get()
             since = time.monotonic()
