@@ -202,7 +202,10 @@ class Pipeline:
         far, as far as that is known. Nothing that was generated is given back.
         """
         for request_id in list(self._reserved):
-            self._settle(request_id)
+            try:
+                self._settle(request_id)
+            except Exception as error:  # noqa: BLE001 - the others are settled all the same
+                logger.error("request %s was not settled: %s", request_id, logs.place(error))
         for passage in self._under_way:
             passage.lease.interrupt(shutting_down())
             if passage.lease.cause is not None:  # else it has had its end, and only its last bytes are on their way

@@ -364,5 +364,4 @@ class Server:
 
 def _print(message: str) -> None:
     with suppress(OSError):
-        sys.stdout.write(message)
-        sys.stdout.flush()
+        os.write(sys.stdout.fileno(), message.encode())  # takes no lock that the end of the process would wait for

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from jubako.boundary import sse
 from jubako.boundary.exchange import Exchange
 from jubako.errors import InternalError, InvalidRequest, Unavailable
 from jubako.sections import StreamSettings
@@ -205,8 +206,9 @@ async def test_nothing_is_sent_before_the_status_line() -> None:
     assert taken == ["http.response.start", "http.response.body"]
 
 
-async def test_a_pause_of_this_process_cuts_no_reader() -> None:
+async def test_a_pause_of_this_process_cuts_no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the reader took meanwhile has yet to be seen when the timer fires."""
+    monkeypatch.setattr(sse, "STOOD_STILL_SECONDS", 0.2)
     caller = Caller(STREAMED)
     settings = StreamSettings(keep_alive_seconds=60, stalled_reader_seconds=1)
     engine = ScriptedEngine(streams(event("a"), event("b"), DONE))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +52,46 @@ async def test_the_end_of_what_is_generated_is_told_though_nobody_reads(
         assert call.usage.prompt_tokens > 0
         await reply.events.aclose()
         assert told == [call.usage.generated_tokens]
+    finally:
+        await engine.close(0)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_stream_that_is_given_up_is_no_end_of_generation(model_folder: Path, *, fails: bool) -> None:
+    """Its length says nothing of how long replies are; and nobody who is told of an end can harm other streams."""
+    engine, core = await front_end(model_folder)
+    told: list[str] = []
+
+    def tell(name: str) -> None:
+        told.append(name)
+        if fails:
+            raise RuntimeError("secret")
+
+    async def ask(name: str) -> Stream:
+        call = replace(call_of(Route.CHAT, {"stream": True, "max_tokens": 16, **CHAT}), request_id=name)
+        reply = await engine.answer(call, None, lambda: tell(name))
+        assert isinstance(reply, Stream)
+        await anext(reply.events)
+        return reply
+
+    try:
+        asking = [asyncio.create_task(ask(name)) for name in ("left", "read")]
+        tokens = encode(engine, "One two three four")
+        async with asyncio.timeout(SECONDS):
+            while len(core.requests) < len(asking):
+                await asyncio.sleep(0)
+            for token in tokens[:-1]:
+                core.step({name: [token] for name in core.requests})
+            left, read = await asyncio.gather(*asking)
+            await anext(left.events)
+            await left.events.aclose()
+            assert told == []
+            core.step(
+                {name: [tokens[-1]] for name in core.requests}, finish=dict.fromkeys(core.requests, ("length", None))
+            )
+            rest = [event async for event in read.events]
+        assert rest[-1] == b"data: [DONE]\n\n"
+        assert told == ["read"]
     finally:
         await engine.close(0)
 

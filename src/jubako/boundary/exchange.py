@@ -235,12 +235,13 @@ class Exchange:
                         return
 
     async def _start(self, status: int, headers: problems.Headers) -> None:
+        added = dict(self._added())
         # Set before the first await: the keep-alive task looks at it.
         self.reply_started = True
         self.status = status
         self.writing_since = self.last_write_at = time.monotonic()
         elapsed_ms = round((time.monotonic() - self.started_at) * 1000)
-        sent = {**_EVERY_REPLY, **dict(self._added()), **dict(headers)}
+        sent = {**_EVERY_REPLY, **added, **dict(headers)}
         sent[b"x-request-id"] = self.request_id.encode()
         sent[b"openai-processing-ms"] = str(elapsed_ms).encode()
         if self._body_unread:

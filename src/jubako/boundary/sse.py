@@ -17,6 +17,8 @@ from jubako.boundary.exchange import Exchange
 
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
+STOOD_STILL_SECONDS = 1.0
+"""A timer that fires so much too late tells of a pause of this process, which is not held against the reader."""
 
 
 async def send(
@@ -63,7 +65,7 @@ class _Heartbeat:
         self._on_stalled_reader = on_stalled_reader
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(min(keep_alive_seconds, stalled_reader_seconds), self._look)
-        self._forgave = False
+        self._judged_from = 0.0
         self._commenting: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
@@ -74,14 +76,13 @@ class _Heartbeat:
 
     def _look(self) -> None:
         exchange, now = self._exchange, time.monotonic()
+        if self._loop.time() - self._timer.when() > STOOD_STILL_SECONDS:
+            # This process stood still: what the reader took meanwhile has yet to be seen.
+            self._judged_from = now
         if exchange.writing_since:
-            blocked = now - exchange.writing_since
+            blocked = now - max(exchange.writing_since, self._judged_from)
             if blocked < self._stalled_reader_seconds:
                 self._again(self._stalled_reader_seconds - blocked)
-            elif not self._forgave and self._loop.time() - self._timer.when() > self._stalled_reader_seconds / 2:
-                # This process stood still: what the reader took meanwhile has yet to be seen.
-                self._forgave = True
-                self._again(self._stalled_reader_seconds)
             else:
                 self._on_stalled_reader()
             return
@@ -96,12 +97,16 @@ class _Heartbeat:
         self._timer = self._loop.call_later(pause, self._look)
 
     async def _comment(self) -> None:
+        begun = time.monotonic()
         try:
             # Nothing watches while this is sent, so nobody would notice it blocked in a write of its own.
             async with asyncio.timeout(self._stalled_reader_seconds):
                 await self._exchange.open_stream()
                 await self._exchange.event(KEEP_ALIVE)
         except TimeoutError:
-            self._on_stalled_reader()
+            if time.monotonic() - begun - self._stalled_reader_seconds > STOOD_STILL_SECONDS:
+                self._again(0.0)
+            else:
+                self._on_stalled_reader()
         else:
             self._again(self._keep_alive_seconds)

@@ -7,6 +7,7 @@ passes them on untouched.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -15,7 +16,10 @@ from jubako.boundary.exchange import Exchange, Message, Receive, Send
 from jubako.boundary.problems import Headers
 from jubako.errors import Forbidden, InternalError, MethodNotAllowed, NotFound, Refusal
 from jubako.sections import SurfaceSettings
+from jubako.telemetry import logs
 from jubako.vocabulary import Principal, Scope
+
+logger = logging.getLogger(__name__)
 
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
 Authenticate = Callable[[str | None], Awaitable[Principal]]
@@ -116,7 +120,8 @@ class SurfaceGuard:
             page = await self._scrape(exchange.header("accept") or "") if metrics else None
         except Refusal as refusal:
             await exchange.refuse(refusal)
-        except Exception:  # noqa: BLE001 - whatever this stumbles over, nobody gets in, and nobody waits for an answer
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody gets in, and nobody waits for an answer
+            logger.error("%s failed: %s", exchange.path, logs.place(error))  # its message could quote a credential
             await exchange.refuse(InternalError("The server had an internal error."))
         else:
             if page is not None:

@@ -237,7 +237,8 @@ class Deltas:
         state.make_request_output = choice.take
 
     def detach(self) -> None:
-        """Take no more of any sequence."""
+        """Take no more of any sequence, and let go of whoever wanted to know of the end."""
+        self._on_end = _nobody
         for choice in self._choices.values():
             choice.detach()
 
@@ -338,3 +339,7 @@ class Deltas:
         while items and isinstance(items[0], bytes):
             events.append(items.popleft())
         return b"".join(events)
+
+
+def _nobody() -> None:
+    """Is told nothing."""

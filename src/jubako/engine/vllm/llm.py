@@ -72,10 +72,14 @@ class Generation:
                 self.call.usage.prompt_tokens -= state.prompt_len
 
     def ended(self) -> None:
-        """The engine has made all of the reply, whatever of it was read."""
-        if self.on_generated is not None:
+        """The engine has made all of the reply, whatever of it was read; what was stopped before is not told."""
+        if self.on_generated is None or self.over:
+            return
+        try:
             self.settle()
             self.on_generated()
+        except Exception as error:  # noqa: BLE001 - this is called for one stream amid everybody's
+            logger.error("the end of a generation was not taken in: %s", logs.place(error))
 
     def settle(self) -> None:
         """Make the call's usage exact: what was really generated, whatever of it reached a consumer."""
