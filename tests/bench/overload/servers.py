@@ -32,7 +32,7 @@ POLICY = projects.POLICY | {"deadline_seconds": 60, "queue_seconds": 1.5, "tenan
 OVERRIDES = {"JUBAKO__SURFACES__METRICS": "open"}
 """So that idleness can be seen without one more key."""
 PACE = "JUBAKO__ADMISSION__TIME_PER_OUTPUT_TOKEN_SECONDS"
-OVERLOAD_PACE, FAIRNESS_PACE = 0.1, 0.04
+OVERLOAD_PACE, FAIRNESS_PACE = 0.15, 0.04
 """What is held behind the queue. A first token beside a full engine waits for a step or two, each as long as this: so
 fairness to the first token is bought with a part of the throughput, and the two are measured at paces of their own."""
 
