@@ -15,18 +15,21 @@ class Client(openai.OpenAI):  # type: ignore[misc]
     """The official client with its own retries. What it would wait is noted, and `meanwhile` is called instead."""
 
     waits: list[float]
+    told: list[float]
+    """What the replies said before each wait, in seconds; zero if nothing."""
     meanwhile: Callable[[], object] = staticmethod(lambda: None)
 
     def _sleep_for_retry(self, *, retries_taken: int, max_retries: int, options: Any, response: Any) -> None:
         left = max_retries - retries_taken
         self.waits.append(self._calculate_retry_timeout(left, options, response.headers if response else None))
+        self.told.append(float(response.headers.get("retry-after-ms", 0)) / 1000 if response else 0.0)
         self.meanwhile()
 
 
 def client(wire: Wire, credential: str | None = None) -> Client:
     """The client with every default but its address, its key and its patience."""
     one = Client(base_url=wire.url, api_key=credential or wire.key(), timeout=120)
-    one.waits = []
+    one.waits, one.told = [], []
     return one
 
 

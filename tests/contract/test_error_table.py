@@ -127,7 +127,7 @@ def refused(wire: Wire, one: Client, code: str, ask: Callable[[Client], Any] = c
     assert ("retry-after" in headers) == ("retry-after-ms" in headers) == (retry == YES)
     if retry == YES:
         assert 0 < int(headers["retry-after-ms"]) <= 1000 * int(headers["retry-after"]) <= 120_000
-        assert one.waits[-1] <= int(headers["retry-after"])
+        assert one.waits == one.told, "the client waits as it is told"
     return error
 
 
@@ -189,7 +189,8 @@ def test_a_rate_is_waited_for(wire: Wire) -> None:
         chat(first)
     one = client(wire, wire.key("one-a-minute"))
     error = refused(wire, one, "rate_limit_exceeded")
-    assert 50 <= one.waits[-1] <= 61
+    # No wait of the client's own making is so long; less than a minute is left if something held the test up.
+    assert 8 < one.waits[-1] <= 61
     assert error.response.headers["x-ratelimit-remaining-requests"] == "0"
 
 
