@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from tests.bench.overload.generator import HOST, Arrival, Caller, Load, Overrun, closed_loop, open_loop
+from tests.bench.overload.generator import HOST, Arrival, Caller, Load, Overrun, closed_loop, lengths, open_loop
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 EVENTS = (b'{"choices":[{"text":"a"}]}', b'{"choices":[{"text":"b"}]}')
@@ -122,8 +123,15 @@ async def test_server_that_is_not_there_is_a_failure_not_an_exception() -> None:
     assert load.records()[0].outcome == "failed"
 
 
+def test_lengths_are_within_their_bounds_and_the_same_for_every_server() -> None:
+    """Both servers get the same replies to write; no two neighbours march in step."""
+    first, again = (list(itertools.islice(lengths((32, 96), "seed"), 500)) for _ in range(2))
+    assert first == again
+    assert (min(first), max(first)) == (32, 96)
+
+
 async def test_closed_loop_keeps_its_number_and_ends_in_time_beside_a_silent_server() -> None:
     """Workers are cancelled, their requests closed and counted."""
     async with serving(silent) as caller:
-        records = await closed_loop(caller, 3, seconds=0.2, spread_seconds=0.01, tokens=2, seed="s")
+        records = await closed_loop(caller, 3, seconds=0.2, spread_seconds=0.01, tokens=(2, 2), seed="s")
     assert [record.outcome for record in records] == ["cut"] * 3

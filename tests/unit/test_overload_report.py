@@ -195,10 +195,12 @@ def test_retry_after_needs_enough_trials_and_nearly_all_within_the_factor(ratios
     assert [one.holds for one in verdicts.retry_after([{"ratio": ratio} for ratio in ratios])] == [holds]
 
 
-def shares(first: float | None = 0.4, goodput: float = 1.9, apart: float | None = 0.05) -> dict[str, Any]:
+def shares(
+    first: float | None = 0.4, goodput: float = 1.9, apart: float | None = 0.05, refused: int = 0
+) -> dict[str, Any]:
     """A fairness report; alone, B has 0.3 s and 2 replies in time each second."""
     return {
-        "alone": {"time_to_first_token": {"p95": 0.3}, "goodput_per_second": 2.0},
+        "alone": {"time_to_first_token": {"p95": 0.3}, "goodput_per_second": 2.0, "refused": refused},
         "together": {"time_to_first_token": {"p95": first}, "goodput_per_second": goodput},
         "backlogged": {"difference": apart},
     }
@@ -211,6 +213,7 @@ def shares(first: float | None = 0.4, goodput: float = 1.9, apart: float | None 
         (shares(first=0.46), [0]),
         (shares(first=None, goodput=0.0), [0, 1]),
         (shares(goodput=1.0), [1]),
+        (shares(refused=1), [0]),
         (shares(apart=0.11), [2]),
         (shares(apart=None), [2]),
         (None, [0, 1, 2]),

@@ -55,8 +55,8 @@ is accepted. The ratio is what the refusal told over when a probe was first acce
   before its sweep. The sweep's rates are multiples of the server's own saturation.
 - The loop is open: arrivals are a Poisson process with a fixed seed, sent when they are due, whatever has become of
   those before. Both servers get the same pattern, stretched to the rate. Each request is a streamed completion of
-  {tokens} tokens at temperature 0 with `ignore_eos`; prompts are short and differ from the first word on, so that no
-  prefix cache helps.
+  {tokens} tokens (uniform, the same on both servers) at temperature 0 with `ignore_eos`; prompts are short and differ
+  from the first word on, so that no prefix cache helps.
 - {settle:g} s of load, then {window:g} s in which due requests count; the load goes on until these are over or cannot
   be in time any more. The server is idle before each stage.
 - One connection a request, over loopback. A refusal's latency is from before connecting to its last byte. The
@@ -64,9 +64,10 @@ is accepted. The ratio is what the refusal told over when a probe was first acce
   a core. {lag_note}
 - Jubako's tenants have one policy: {policy}.
   Settings other than those in `configuration/`: {overrides}.
-- Admission held {overload_pace:g} s an output token in the sweep and for Retry-After, and {fairness_pace:g} s for
-  fairness: beside a full engine a first token waits for a step or two, and a shorter step is bought with
-  throughput. The saturation that fairness is measured in is that of its own pace.
+- Admission held {overload_pace:g} s an output token in the sweep and for Retry-After, and {fairness_pace} for
+  fairness, {pace_factor:g} times what a request alone took just before: beside a full engine a first token waits for a
+  step or two, and a shorter step is bought with throughput. The saturation that fairness is measured in is that of
+  its own pace.
 
 ## Machine and versions
 
@@ -97,15 +98,16 @@ def page(report: Data) -> str:
         fairness=_fairness(report["fairness"]),
         options=_settings(report["settings"]["engine"]["options"]),
         levels=" and ".join(str(level) for level in plan["levels"]),
-        tokens=plan["tokens"],
+        tokens=" to ".join(str(bound) for bound in plan["tokens"]),
         settle=plan["settle_seconds"],
         window=plan["window_seconds"],
         generator=max((stage["cost"]["generator_cores"] for stage in stages), default=0.0),
         lag_note=_lag(stages),
         policy=_settings({k: v for k, v in report["settings"]["policy"].items() if v != {}}),
         overrides=_settings(report["settings"]["overrides"]),
-        overload_pace=report["settings"]["time_per_output_token_seconds"]["overload"],
-        fairness_pace=report["settings"]["time_per_output_token_seconds"]["fairness"],
+        overload_pace=report["settings"]["time_per_output_token_seconds"],
+        fairness_pace=_pace(report["fairness_pace_seconds"]),
+        pace_factor=plan["fairness_pace"],
         processor=machine["processor"],
         cores=machine["cores"],
         memory=machine["memory_gib"],
@@ -231,6 +233,10 @@ def _settings(values: Data) -> str:
 def _lag(stages: Sequence[Data]) -> str:
     worst = max((stage["summary"]["lag_p99"] or 0.0 for stage in stages), default=0.0)
     return f"Its requests left at most {worst * 1000:.0f} ms late (99th percentile of the worst stage)."
+
+
+def _pace(value: float | None) -> str:
+    return "none" if value is None else f"{value:g} s"
 
 
 def _seconds(value: float | None) -> str:

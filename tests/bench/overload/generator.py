@@ -90,6 +90,13 @@ def prompts(seed: str) -> Iterator[str]:
         yield f"{chance.randrange(10**8, 10**9)} is a number. Tell me what it could stand for."
 
 
+def lengths(between: tuple[int, int], seed: str) -> Iterator[int]:
+    """Tokens of one reply after the other, the least and the most included."""
+    chance = random.Random(seed)
+    while True:
+        yield chance.randint(*between)
+
+
 class Exchange(asyncio.Protocol):
     """One request on one connection, from connecting to the reply's end."""
 
@@ -304,15 +311,15 @@ async def open_loop(arrivals: Sequence[Arrival], until_scheduled: float, at_late
 
 
 async def closed_loop(
-    caller: Caller, workers: int, *, seconds: float, spread_seconds: float, tokens: int, seed: str
+    caller: Caller, workers: int, *, seconds: float, spread_seconds: float, tokens: tuple[int, int], seed: str
 ) -> list[Record]:
     """So many requests at a time: the next is sent when one is over. Starts are spread, so that they do not march."""
-    texts = prompts(seed)
+    texts, sizes = prompts(seed), lengths(tokens, seed)
 
     async def work(load: Load, delay: float) -> None:
         await asyncio.sleep(delay)
         while load.clock() < seconds:
-            exchange = load.send(Arrival(load.clock(), caller, next(texts), tokens))
+            exchange = load.send(Arrival(load.clock(), caller, next(texts), next(sizes)))
             await exchange.ended()
             wait = exchange.record().retry_after_seconds
             if exchange.record().outcome != "complete":

@@ -25,8 +25,8 @@ class Plan:
 
     seed: str
     slo: Slo
-    tokens: int
-    """Of each reply."""
+    tokens: tuple[int, int]
+    """Of each reply, the least and the most: replies of one length would run in step, and end all at once."""
     levels: tuple[int, ...]
     """Requests at a time in the closed loops that find saturation."""
     multiples: tuple[float, ...]
@@ -51,10 +51,12 @@ class Plan:
     """A's rate, in B's."""
     backlog_multiple: float
     """The rate of each tenant when both are backlogged, in saturations."""
+    fairness_pace: float
+    """What admission holds for fairness, in steps of a request alone: the machine says how long that is."""
 
     def at_latest(self, until: float) -> float:
         """The end of a stage whose counted requests are due before `until`: what is open cannot be in time any more."""
-        return until + self.slo.longest_seconds(self.tokens) + 1
+        return until + self.slo.longest_seconds(max(self.tokens)) + 1
 
 
 SLO = Slo(time_to_first_token_seconds=2.0, time_per_output_token_seconds=0.2)
@@ -66,27 +68,28 @@ TRIALS = tuple(
 WHOLE = Plan(
     seed="jubako",
     slo=SLO,
-    tokens=64,
+    tokens=(32, 96),
     levels=(16, 32),
     multiples=(0.5, 0.75, 1, 2, 4, 8),
     settle_seconds=8,
-    window_seconds=20,
-    level_seconds=12,
+    window_seconds=30,
+    level_seconds=16,
     trials=TRIALS,
     probe_seconds=0.075,
     trial_seconds=30,
-    rounds=2,
+    rounds=3,
     phase_seconds=45,
     backlog_seconds=30,
     quiet_share=0.15,
     loud_factor=10,
     backlog_multiple=2,
+    fairness_pace=1.3,
 )
 
 QUICK = Plan(
     seed="jubako",
     slo=SLO,
-    tokens=64,
+    tokens=(32, 96),
     levels=(16,),
     multiples=(0.5, 2, 8),
     settle_seconds=3,
@@ -101,4 +104,5 @@ QUICK = Plan(
     quiet_share=0.15,
     loud_factor=10,
     backlog_multiple=2,
+    fairness_pace=1.3,
 )

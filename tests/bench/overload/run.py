@@ -39,6 +39,7 @@ def measure(plan: Plan, folder: Path, command: str, *, sweeps: tuple[str, ...], 
         "servers": {},
         "retry_after": [],
         "fairness": None,
+        "fairness_pace_seconds": None,
         "faults": [],
     }
     for name in sweeps:
@@ -48,13 +49,30 @@ def measure(plan: Plan, folder: Path, command: str, *, sweeps: tuple[str, ...], 
                 bench = Bench(running.idle, say, keeper(folder / "records.jsonl.gz", name))
                 asyncio.run(_overload(name, running, plan, bench, report))
         if name == "jubako":
-            say(f"{name}: starting at the pace for fairness")
-            with servers.jubako(folder, servers.FAIRNESS_PACE) as running:
-                bench = Bench(running.idle, say, keeper(folder / "records.jsonl.gz", "fairness"))
-                asyncio.run(_fairness(running, plan, bench, report))
+            _measure_fairness(plan, folder, report)
     report["verdicts"] = [asdict(one) for one in _judge(report, only_fairness=only_fairness)]
     report["minutes"] = (time.monotonic() - began) / 60
     return report
+
+
+def _measure_fairness(plan: Plan, folder: Path, report: Report) -> None:
+    """At a pace of its own, found from a request alone on this machine.
+
+    A first token beside a full engine waits for a step or two, each as long as the pace: fairness to the first token is
+    bought with a part of the throughput. Too near to the step of one request, nothing but that one may run.
+    """
+    say("jubako: starting, to see the pace of a request alone")
+    with servers.jubako(folder) as running:
+        bench = Bench(running.idle, say, keeper(folder / "records.jsonl.gz", "alone"))
+        alone = asyncio.run(_guarded("jubako", "alone", bench, report, level(running.callers[SINGLE], 1, plan, bench)))
+    seconds = alone and alone["time_per_output_token"]["p50"]
+    if not seconds:
+        return
+    pace = report["fairness_pace_seconds"] = round(plan.fairness_pace * seconds, 4)
+    say(f"jubako: starting at the pace for fairness, {pace:g} s")
+    with servers.jubako(folder, pace) as running:
+        bench = Bench(running.idle, say, keeper(folder / "records.jsonl.gz", "fairness"))
+        asyncio.run(_fairness(running, plan, bench, report))
 
 
 async def _guarded(name: str, what: str, bench: Bench, report: Report, scenario: Coroutine[Any, Any, Any]) -> Any:

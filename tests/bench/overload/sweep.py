@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.bench.overload import measures
 from tests.bench.overload.bench import Bench
-from tests.bench.overload.generator import Arrival, Caller, closed_loop, open_loop, poisson, prompts
+from tests.bench.overload.generator import Arrival, Caller, closed_loop, lengths, open_loop, poisson, prompts
 from tests.bench.overload.plan import Plan
 from tests.bench.overload.records import Record
 
@@ -19,8 +19,9 @@ def arrivals(flows: Sequence[tuple[Caller, float]], seconds: float, plan: Plan, 
     merged: list[Arrival] = []
     for caller, rate in flows:
         texts = prompts(f"{seed}/{caller.tenant}/prompts")
+        sizes = lengths(plan.tokens, f"{seed}/{caller.tenant}/lengths")
         times = poisson(rate, seconds, f"{seed}/{caller.tenant}")
-        merged += [Arrival(at, caller, next(texts), plan.tokens) for at in times]
+        merged += [Arrival(at, caller, next(texts), next(sizes)) for at in times]
     return sorted(merged, key=lambda arrival: arrival.seconds)
 
 

@@ -107,7 +107,8 @@ def fairness(data: Data | None) -> list[Verdict]:
     first = goodput = apart = None
     if data is not None:
         alone, together = data["alone"], data["together"]
-        first = _ratio(together["time_to_first_token"]["p95"], alone["time_to_first_token"]["p95"])
+        if not alone["refused"]:  # else its waits alone are those of a queue, and prove nothing
+            first = _ratio(together["time_to_first_token"]["p95"], alone["time_to_first_token"]["p95"])
         goodput = _ratio(together["goodput_per_second"], alone["goodput_per_second"])
         apart = data["backlogged"]["difference"]
     return [
