@@ -9,6 +9,7 @@ import logging.config
 import re
 import sys
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 
@@ -93,6 +94,31 @@ def test_a_request_has_one_line_of_names_and_numbers(stream: Said) -> None:
         "seconds": 3.0,
         "trace_id": "ab" * 16,
     }
+
+
+@pytest.mark.parametrize("name", ["", "jubako", "jubako.requests"])
+def test_the_line_of_a_request_goes_to_whoever_else_listens(
+    stream: Said, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A handler of another's gets it as a record; on standard error it is the same line as without one."""
+    logs.configure(log_settings())
+    monkeypatch.setattr(logging.root, "handlers", [logging.root.handlers[-1]])  # pytest listens too
+    records = mock.Mock(wraps=logging.root.handlers[0].emit)
+    monkeypatch.setattr(logging.root.handlers[0], "emit", records)
+    ended = account(usage=Usage(20, 16, 11))
+    listener, told = logging.getLogger(name), mock.Mock(spec=logging.Handler, level=logging.NOTSET)
+    with logs.request("request-1"):
+        logs.request_ended(ended)
+        listener.addHandler(told)
+        try:
+            logs.request_ended(ended)
+        finally:
+            listener.removeHandler(told)
+        logs.request_ended(ended)
+    first, beside, last = (list(line.items())[1:] for line in lines_of(stream))
+    assert first == beside == last
+    assert records.call_count == 1, "without another no record is made"
+    assert [call.args[0].getMessage() for call in told.handle.call_args_list] == [dict(first)["message"]]
 
 
 def test_the_terminal_s_line_of_a_request_names_it_once(stream: Said) -> None:

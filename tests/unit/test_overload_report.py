@@ -11,6 +11,7 @@ from tests.bench.overload import document, measures, verdicts
 from tests.bench.overload.generator import poisson
 from tests.bench.overload.measures import Slo, quantile, retry_ratio, summarize
 from tests.bench.overload.records import Outcome, Record
+from tests.bench.overload.run import with_fairness
 from tests.bench.overload.wire import ReplyReader, WireFault
 from tests.project import REPOSITORY
 
@@ -222,6 +223,33 @@ def shares(
 def test_fairness_fails_when_the_quiet_tenant_notices_the_loud_one(data: Any, failing: list[int]) -> None:
     """Each of the three can fail alone; nothing measured fails all."""
     assert [at for at, one in enumerate(verdicts.fairness(data)) if not one.holds] == failing
+
+
+def test_fairness_measured_anew_is_judged_in_the_place_of_the_old_and_named() -> None:
+    """Nothing of the sweep changes, and the page tells that it is of two runs."""
+    whole: dict[str, Any] = {
+        "command": "run",
+        "plan": {"seed": "s", "fairness_pace": 1.3},
+        "servers": servers(KEPT, KEPT),
+        "retry_after": [],
+        "fairness": shares(first=0.46),
+        "fairness_pace_seconds": 0.05,
+        "faults": [{"server": "jubako", "scenario": "fairness", "fault": "old"}],
+    }
+    anew = whole | {
+        "command": "fairness",
+        "date": "2026-01-31",
+        "plan": {"fairness_pace": 1.2},
+        "fairness": shares(),
+        "fairness_pace_seconds": 0.04,
+        "faults": [],
+    }
+    found = with_fairness(whole, anew)
+    assert found["servers"] == whole["servers"]
+    assert found["plan"] == {"seed": "s", "fairness_pace": 1.2}
+    assert (found["command"], found["fairness_pace_seconds"], found["faults"]) == ("run", 0.04, [])
+    assert found["fairness_run"] == {"command": "fairness", "date": "2026-01-31"}
+    assert all(one["holds"] for one in found["verdicts"][-3:])
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
+BUSY_LINES = 16
+BUSY_SECONDS = 2.0
+"""After a batch of so many lines, the pause until the next: a transaction costs more than the rows in it."""
 FIRST_PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 15.0
 FORGET_SECONDS = 3600.0
@@ -158,8 +161,10 @@ class Ledger:
                 before = reader.position
                 # Not beyond what is on disk: a power cut must not leave the ledger with lines that the audit lost.
                 durable = self._audit.durable.sequence
-                with _of_the_audit():
-                    lines = reader.read(durable)
+                lines: list[bytes] = []
+                if self._taken < durable:  # four looks a second at a file that has nothing new would not be free
+                    with _of_the_audit():
+                        lines = reader.read(durable)
                 if lines:
                     self._take(lines, before, reader.position)
                 self._recovered()
@@ -170,7 +175,7 @@ class Ledger:
                     if self._unwritable:
                         self._tidy()
                     self._forget()
-                    self._ending.wait(POLL_SECONDS)
+                    self._ending.wait(POLL_SECONDS if len(lines) < BUSY_LINES else BUSY_SECONDS)
                 else:
                     # Catching up takes half the time at most: the interpreter's lock is the token path's too.
                     self._ending.wait(self._clock() - begun)

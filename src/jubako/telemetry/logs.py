@@ -57,7 +57,10 @@ _SILENT = ("uvicorn.access", "bentoml.access")
 _SERVER_LEVELS = {"": "WARNING", "bentoml": "WARNING", "uvicorn": "WARNING", "circus": "WARNING"}
 
 _request_id: ContextVar[str] = ContextVar("jubako_request_id", default="")
+_ours = logging.getLogger("jubako")
 _requests = logging.getLogger("jubako.requests")
+_json_lines: StandardErrorHandler | None = None
+"""The root's handler in the server's process, if its lines are JSON."""
 _python = logging.getLogger("jubako.python")
 """What the interpreter would say on standard error by itself."""
 
@@ -97,29 +100,40 @@ def request_ended(account: Account, trace_id: str = "") -> None:
     }
     if trace_id:
         fields["trace_id"] = trace_id
-    _requests.info(
-        "request=%s route=%s status=%d outcome=%s code=%s seconds=%.3f tenant=%s alias=%s prompt=%d generated=%d",
-        account.request_id,
-        account.route,
-        account.status,
-        account.outcome.value,
-        account.code or "-",
-        account.total_seconds,
-        account.tenant or "-",
-        account.alias or "-",
-        usage.prompt_tokens,
-        usage.generated_tokens,
-        extra={"fields": fields},
+    message = (
+        f"request={account.request_id} route={account.route} status={account.status} outcome={account.outcome.value}"
+        f" code={account.code or '-'} seconds={account.total_seconds:.3f} tenant={account.tenant or '-'}"
+        f" alias={account.alias or '-'} prompt={usage.prompt_tokens} generated={usage.generated_tokens}"
     )
+    reader = _only_reader()
+    if reader is None:
+        _requests.info("%s", message, extra={"fields": fields})
+    else:
+        now = time.time()
+        reader.say(_encode(_head(now, int(now % 1 * 1000), "info", _requests.name, message) | fields))
+
+
+def _only_reader() -> StandardErrorHandler | None:
+    """The handler of lines in JSON, if nobody else wants the requests' lines.
+
+    Then such a line is written without a record: logging's way to a handler takes longer than all that the line says.
+    """
+    own = _json_lines
+    if own is None or logging.root.handlers != [own] or _requests.handlers or _ours.handlers:
+        return None
+    return own
 
 
 def configure(settings: LogSettings) -> None:
     """Write every logger's lines to standard error in one format, once however often this is called."""
     root = logging.getLogger()
+    global _json_lines  # noqa: PLW0603 - there is one standard error
     chosen = chosen_format(settings)
     for handler in [one for one in root.handlers if one.get_name() == __name__ or _on_a_standard_stream(one)]:
         root.removeHandler(handler)
-    root.addHandler(_handler(chosen, WithoutContent()))
+    own = _handler(chosen, WithoutContent())
+    root.addHandler(own)
+    _json_lines = own if chosen == "json" and multiprocessing.parent_process() is None else None
     for name, level in _SERVER_LEVELS.items():
         logging.getLogger(name).setLevel(level)
     logging.getLogger("jubako").setLevel(settings.level.upper())
@@ -217,7 +231,7 @@ def _thread_ended(ended: threading.ExceptHookArgs) -> None:
         _python.error("a thread ended: %s", place(ended.exc_value))
 
 
-def _handler(chosen: Format, content: logging.Filter | None) -> logging.Handler:
+def _handler(chosen: Format, content: logging.Filter | None) -> StandardErrorHandler:
     handler = StandardErrorHandler(JsonLines() if chosen == "json" else TextLines())
     handler.set_name(__name__)
     if content is not None:
@@ -234,17 +248,19 @@ _encode = json.JSONEncoder(ensure_ascii=False, default=str, separators=(",", ":"
 """Made once: `json.dumps` makes an encoder for each line that is not in its default form."""
 
 
+def _head(unix_seconds: float, milliseconds: int, level: str, name: str, message: str) -> dict[str, Any]:
+    """What every line begins with."""
+    at = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(unix_seconds))}.{milliseconds:03d}Z"
+    return {"time": at, "level": level, "logger": name, "message": message}
+
+
 class JsonLines(logging.Formatter):
     """One JSON object a line: time in UTC, level, logger, message, and what else the record has."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line; newlines inside are escaped by JSON."""
-        line: dict[str, Any] = {
-            "time": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
+        level, message = record.levelname.lower(), record.getMessage()
+        line = _head(record.created, int(record.msecs), level, record.name, message)
         if request_id := _request_id.get():
             line["request_id"] = request_id
         if process := _process(record):

@@ -67,6 +67,10 @@ class StandardErrorHandler(logging.StreamHandler[TextIO]):
         except Exception:  # noqa: BLE001 - it would be the exception of whoever logs
             self.handleError(record)
 
+    def say(self, line: str) -> None:
+        """Write a line that is made already."""
+        self._sink.write(line + "\n")
+
     def flush(self) -> None:
         """Nothing: libraries call it in the event loop's thread. The sink has its own end."""
 

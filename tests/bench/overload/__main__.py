@@ -6,12 +6,13 @@ Exit status: 0 every promise holds, 1 one does not, 2 wrong usage.
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 from tests.bench.command import Benchmark, Report, say, start
 from tests.bench.overload import document, plot
 from tests.bench.overload.plan import QUICK, WHOLE
-from tests.bench.overload.run import SERVERS, measure
+from tests.bench.overload.run import SERVERS, measure, with_fairness
 from tests.bench.pages import terminal_verdicts
 from tests.project import REPOSITORY
 
@@ -25,6 +26,7 @@ def main(arguments: list[str]) -> int:
     if options.command == "document":
         return OVERLOAD.publish(options.out, write, options.to, worth=OVERLOAD.is_whole)
     options.out.mkdir(parents=True, exist_ok=True)
+    whole = _whole(options.out) if options.command == "fairness" and not options.quick else None
     for old in options.out.glob("records.jsonl.gz"):
         old.unlink()
     only = "jubako" if options.command == "fairness" else options.only
@@ -36,6 +38,8 @@ def main(arguments: list[str]) -> int:
         sweeps=sweeps,
         only_fairness=options.command == "fairness",
     )
+    if whole is not None:
+        report = with_fairness(whole, report)
     write(report, options.out)
     say(terminal_verdicts(report))
     say(f"{report['minutes']:.1f} minutes; see {options.out / PAGE}")
@@ -49,6 +53,13 @@ def write(report: Report, folder: Path) -> None:
     plot.draw(report, folder / PICTURE)
 
 
+def _whole(out: Path) -> Report | None:
+    """The whole run that is there, whose fairness is measured anew."""
+    file = OVERLOAD.file(out)
+    report: Report | None = json.loads(file.read_text()) if file.exists() else None
+    return report if report is not None and OVERLOAD.is_whole(report) else None
+
+
 def _command(options: argparse.Namespace) -> str:
     """How the run was started, without the machine's paths."""
     only = f" --only {options.only}" if getattr(options, "only", None) else ""
@@ -60,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="both servers: saturation, sweep, Retry-After, fairness")
     run.add_argument("--only", choices=list(SERVERS), help="one server; what needs the other does not hold")
-    fairness = commands.add_parser("fairness", help="Jubako alone: saturation and fairness")
+    fairness = commands.add_parser("fairness", help="fairness alone; takes its place in a whole run that is in --out")
     for one in (run, fairness):
         one.add_argument("--quick", action="store_true", help="a smoke run of the harness; its numbers say nothing")
     page = commands.add_parser("document", help="make the page and the plot in docs/ from the last report")

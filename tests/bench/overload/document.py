@@ -95,7 +95,7 @@ def page(report: Data) -> str:
         saturation=_saturation(report["servers"]),
         probe=plan["probe_seconds"] * 1000,
         retry=_retry(report["retry_after"]),
-        fairness=_fairness(report["fairness"]),
+        fairness=_fairness(report["fairness"], report.get("fairness_run")),
         options=_settings(report["settings"]["engine"]["options"]),
         levels=" and ".join(str(level) for level in plan["levels"]),
         tokens=" to ".join(str(bound) for bound in plan["tokens"]),
@@ -193,7 +193,7 @@ def _retry(trials: Sequence[Data]) -> str:
     return f"{table(head, rows)}\n\nRatios of {len(trials)} trials: {spread}."
 
 
-def _fairness(data: Data | None) -> str:
+def _fairness(data: Data | None, run: Data | None) -> str:
     if data is None:
         return "Not measured."
     rows = []
@@ -213,8 +213,9 @@ def _fairness(data: Data | None) -> str:
     backlog = data["backlogged"]
     one, other = backlog["tokens"]
     apart = "nothing" if backlog["difference"] is None else f"{backlog['difference']:.1%}"
+    again = f"Measured by itself, by `{run['command']}` on {run['date']}.\n\n" if run else ""
     told = (
-        f"A and B have equal weights. B sends {data['rate_per_second']:.2f} requests/s, alone and beside A's"
+        f"{again}A and B have equal weights. B sends {data['rate_per_second']:.2f} requests/s, alone and beside A's"
         f" {data['loud_rate_per_second']:.2f}, in turns.\n\n"
     )
     shares = (

