@@ -155,6 +155,7 @@ class Ledger:
         database.migrate(self._engine)
         start = self._start()
         self._taken = start.sequence
+        first = True
         with closing(self._reader(start)) as reader:
             while not self._abandoned:
                 begun = self._clock()
@@ -162,9 +163,11 @@ class Ledger:
                 # Not beyond what is on disk: a power cut must not leave the ledger with lines that the audit lost.
                 durable = self._audit.durable.sequence
                 lines: list[bytes] = []
-                if self._taken < durable:  # four looks a second at a file that has nothing new would not be free
+                # The first look checks what the audit has against the database; those at nothing new would not be free.
+                if first or self._taken < durable:
                     with _of_the_audit():
                         lines = reader.read(durable)
+                    first = False
                 if lines:
                     self._take(lines, before, reader.position)
                 self._recovered()
