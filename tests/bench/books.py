@@ -41,6 +41,7 @@ from jubako.life import Life
 from jubako.pipeline import Pipeline
 from jubako.sections import AdmissionSettings, StreamSettings, TracingSettings
 from jubako.vocabulary import Outcome, ServedRelease, Step
+from tests.bench.command import start
 from tests.bench.projects import demo_model
 from tests.boundary_limits import limited
 from tests.caller import BODIES, KEY, NoBudgets, OneKey, policy
@@ -209,22 +210,22 @@ async def measure(folder: Path, collector: str, arguments: argparse.Namespace) -
     return ratios["all"] <= LIMIT and traced.books.lag == 0
 
 
-def main() -> None:
-    """Run as the server, or as its callers, or as the collector of its spans."""
+def main(given: list[str]) -> int:
+    """Run as the server, or as its callers, or as the collector of its spans; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("role", choices=["run", "callers", "collector"], nargs="?", default="run")
     parser.add_argument("rest", nargs="*")
     parser.add_argument("--tokens", type=int, default=128, help="of each stream")
     parser.add_argument("--requests", type=int, default=2, help="one after the other, of each of 64 callers, a window")
     parser.add_argument("--windows", type=int, default=7, help="cycles, of two windows of each kind")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     if arguments.role == "callers":
         address, tokens, requests = arguments.rest
         print(asyncio.run(callers(address, int(tokens), int(requests))))
-        return
+        return 0
     if arguments.role == "collector":
         collect(int(arguments.rest[0]))
-        return
+        return 0
     port = free_port()
     collector = subprocess.Popen([sys.executable, "-m", "tests.bench.books", "collector", str(port)])
     try:
@@ -233,7 +234,7 @@ def main() -> None:
     finally:
         collector.terminate()
         collector.wait()
-    sys.exit(not within)
+    return int(not within)
 
 
 def collect(port: int) -> None:
@@ -255,4 +256,4 @@ def collect(port: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    start(main)

@@ -159,6 +159,8 @@ class Ledger:
         with closing(self._reader(start)) as reader:
             while not self._abandoned:
                 begun = self._clock()
+                # Asked for before the look: what is on disk by then is in it.
+                ending = self._ending.is_set()
                 before = reader.position
                 # Not beyond what is on disk: a power cut must not leave the ledger with lines that the audit lost.
                 durable = self._audit.durable.sequence
@@ -173,7 +175,7 @@ class Ledger:
                 self._recovered()
                 if self._taken >= durable:
                     self._level_at = begun
-                    if self._ending.is_set():
+                    if ending:
                         return
                     if self._unwritable:
                         self._tidy()

@@ -65,8 +65,10 @@ def test_two_servers_book_into_one_database(tmp_path: Path, engine: Engine) -> N
     for burst in range(20):
         for audit in audits:
             append(audit, 20, first=burst * 20)
-    for ledger, audit in zip(ledgers, audits, strict=True):
+    for ledger in ledgers:
         caught_up(ledger)
+    # Not before both are level: they share an engine here, and closing one drops what the other is using.
+    for ledger, audit in zip(ledgers, audits, strict=True):
         ledger.close(10)
         audit.close()
     assert len(rows(engine, usage)) == 800
@@ -96,6 +98,27 @@ def test_lines_that_a_power_cut_could_take_are_not_booked(
     assert len(rows(engine, usage)) == 6
     ledger.close(10)
     audit.close()
+
+
+def test_what_comes_between_the_last_look_and_the_end_is_booked(
+    audit: Audit, engine: Engine, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that ends leaves nothing to the next start that it had the time for."""
+    recovered = ledger._recovered
+    told: list[int] = []
+
+    def end_now() -> None:
+        recovered()
+        if not told:
+            append(audit, 3)
+            ledger._ending.set()
+        told.append(1)
+
+    monkeypatch.setattr(ledger, "_recovered", end_now)
+    ledger.start()
+    until(lambda: not ledger._thread.is_alive(), "it ends by itself")
+    assert ledger.lag == 0
+    assert len(rows(engine, usage)) == 3
 
 
 def test_files_go_once_they_are_booked_and_not_before(audit: Audit, engine: Engine, ledger: Ledger) -> None:
