@@ -32,7 +32,6 @@ import uvicorn
 
 from jubako import settings
 from jubako.accounts import Accounts, Entry
-from jubako.books.books import Books
 from jubako.boundary.application import Application
 from jubako.boundary.bodies import Bodies
 from jubako.boundary.exchange import Exchange
@@ -73,6 +72,7 @@ class Nowhere(Accounts):
 
 def open_books(folder: Path, collector: str | None) -> Accounts:
     """The real ones, as a server has them."""
+    from jubako.books.books import Books
     from jubako.telemetry.metrics import REGISTRY, Metrics
     from jubako.telemetry.tracing import Tracing
 
@@ -145,16 +145,19 @@ async def callers(address: str, tokens: int, requests: int) -> int:
     return sum(await asyncio.gather(*(ask(address, tokens, requests) for _ in range(STREAMS))))
 
 
-async def window(address: str, tokens: int, requests: int, books: Books) -> float:
+async def window(address: str, tokens: int, requests: int, told_to: Accounts) -> float:
     """Microseconds of CPU per token of one window of streams, whose callers are a process of their own.
 
-    It lasts until the ledger has what was told in it: the next window is not to pay for this one's.
+    It lasts until the ledger and the collector have what was told in it: the next one is not to pay for it.
     """
     command = [sys.executable, "-m", "tests.bench.books", "callers", address, str(tokens), str(requests)]
     before = time.process_time()
     child = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     told, _ = await child.communicate()
-    while books.lag:
+    outbox: Any = told_to.tracing._outbox  # it would send in some seconds
+    outbox._wake.set()
+    await asyncio.sleep(SETTLED_SECONDS)
+    while told_to.books.lag or outbox._spans:
         await asyncio.sleep(SETTLED_SECONDS)
     spent = time.process_time() - before
     if child.returncode != 0:
@@ -192,7 +195,7 @@ async def measure(folder: Path, collector: str, arguments: argparse.Namespace) -
             cycle = dict.fromkeys(told, 0.0)
             for name in (*told, *reversed(told)):  # a machine that becomes slower does so for all alike
                 chosen[0] = name
-                cycle[name] += await window(address, arguments.tokens, arguments.requests, traced.books) / 2
+                cycle[name] += await window(address, arguments.tokens, arguments.requests, traced) / 2
             if number:  # the first of each warms up
                 cycles.append(cycle)
                 print("  ".join(f"{name} {spent:5.1f}" for name, spent in cycle.items()), "us CPU a token", flush=True)
