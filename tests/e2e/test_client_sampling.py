@@ -74,6 +74,13 @@ def test_logprobs_of_a_completion_have_its_shape(client: Any) -> None:
     assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == 16
 
 
+def test_as_many_stop_strings_as_the_limit_says_are_taken(client: Any) -> None:
+    """The engine's own server takes four; here `limits.stops` decides alone."""
+    stops = [f"never {number}" for number in range(15)]
+    reply = client.chat.completions.create(messages=FRANCE, stop=[*stops, "ce is Par"], **GREEDY)
+    assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == ("The capital of Fran", "stop")
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_string_ends_the_answer_before_it(client: Any, *, stream: bool) -> None:
     """Even when the string is split over several tokens."""

@@ -151,6 +151,10 @@ async def test_a_reply_of_choices_that_is_given_up_stops_them_all(
         await reply.events.aclose()
     assert set(names) <= set(core.aborted)
     assert call.usage.generated_tokens == 3 * CHOICES
+    processor = engine._running.llm.output_processor
+    async with asyncio.timeout(SECONDS):  # the loop closes generators that nobody holds any more
+        while processor.request_states or processor.parent_requests:
+            await asyncio.sleep(0)
     core.requests.clear()
 
 

@@ -74,6 +74,15 @@ BOUNDS: list[tuple[str, Route, dict[str, int], dict[str, Any], dict[str, Any], s
         "prompt",
         "context_length_exceeded",
     ),
+    (
+        "prompt characters with a suffix for each prompt",
+        Route.COMPLETIONS,
+        {"prompt_characters": 10},
+        {"prompt": ["x"] * 2, "suffix": "x" * 4},
+        {"prompt": ["x"] * 2, "suffix": "x" * 5},
+        "prompt",
+        "context_length_exceeded",
+    ),
     ("prompts", Route.COMPLETIONS, {"prompts": 2}, {"prompt": ["x"] * 2}, {"prompt": ["x"] * 3}, "prompt", ""),
     ("prompts of ids", Route.COMPLETIONS, {"prompts": 2}, {"prompt": [[1]] * 2}, {"prompt": [[1]] * 3}, "prompt", ""),
     (

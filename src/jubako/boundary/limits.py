@@ -91,6 +91,9 @@ def _scalars(route: Route, kept: dict[str, Any], limits: Limits) -> None:
         spec = specs[name]
         if isinstance(spec, Whole):
             kept[name] = _whole(value, name, spec.high if isinstance(spec.high, int) else getattr(limits, spec.high))
+            if spec.high == "logprobs" and kept[name] < 0:
+                # To vLLM, those of every token there is.
+                raise unsupported(name, "Must not be negative.")
         elif isinstance(spec, Real):
             _real(value, name, spec.high)
         elif isinstance(spec, Words):
@@ -239,6 +242,17 @@ def _chat(kept: dict[str, Any], limits: Limits, tally: Tally, media_salt: str) -
 
 def _completion_prompts(kept: Mapping[str, Any], limits: Limits, tally: Tally) -> tuple[int, int]:
     """How many prompts there are, and the tokens of those that are token ids; texts are counted into `tally`."""
+    prompts, tokens = _count_prompts(kept, limits, tally)
+    suffix = kept.get("suffix")
+    if suffix is not None:
+        if not isinstance(suffix, str):
+            raise wrong_type("suffix", "string")
+        for _ in range(prompts):  # each is rendered with it
+            tally.add(suffix)
+    return prompts, tokens
+
+
+def _count_prompts(kept: Mapping[str, Any], limits: Limits, tally: Tally) -> tuple[int, int]:
     prompt = kept.get("prompt")
     if isinstance(prompt, str):
         tally.add(prompt)

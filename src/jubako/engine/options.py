@@ -84,6 +84,8 @@ FIXED_ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
+    # `limits.stops` is the bound, and that of a tenant's policy.
+    "VLLM_MAX_STOP_STRINGS": str(2**31 - 1),
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
