@@ -146,8 +146,8 @@ class StoreUnderTest:
         """How many accounts and reservations are kept."""
         if self.server is not None:
             with self.server.client() as client:
-                held: int = sum(client.hlen(key) for key in client.scan_iter("jubako:{budgets}:held:*"))
-                return held + len(list(client.scan_iter("jubako:{budgets}:account:*")))
+                held: int = sum(client.hlen(key) for key in client.scan_iter("jubako:{budgets}:2:held:*"))
+                return held + len(list(client.scan_iter("jubako:{budgets}:2:account:*")))
         import sqlite3
 
         connection = sqlite3.connect(self.folder / "budgets.sqlite", isolation_level=None, timeout=20)

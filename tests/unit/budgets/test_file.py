@@ -8,12 +8,13 @@ import os
 import sqlite3
 import stat
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jubako.errors import StartupFault
+from jubako.errors import QuotaExhausted, StartupFault
 from jubako.gate.budgets import sqlite
 from jubako.vocabulary import Budget
 from tests.budget_refusals import refused
@@ -38,6 +39,23 @@ class TestFile:
         await store.close()
         again = await store.open(Clock(NOON + 5))
         assert "60 are used" in (await refused(again, asker, 50)).message
+        await store.close()
+
+    async def test_a_file_of_the_first_schema_is_taken_over(self, tmp_path: Path) -> None:
+        """It did not say what of the tokens is held: what runs counts as used until it ends."""
+        store = self.store(tmp_path)
+        asker = principal(Budget(tokens_per_month=100, requests_per_minute=5))
+        await end(await (await store.open(Clock())).reserve(asker, 70), 60)
+        await store.close()
+        with closing(sqlite3.connect(tmp_path / "budgets.sqlite")) as file:
+            for name, state in file.execute("SELECT name, state FROM accounts").fetchall():
+                file.execute("UPDATE accounts SET state = ? WHERE name = ?", (state[:8] + state[16:], name))
+            file.execute("PRAGMA user_version = 1")
+            file.commit()
+        again = await store.open(Clock(NOON + 5))
+        refusal = await refused(again, asker, 50)
+        assert isinstance(refusal, QuotaExhausted)
+        assert "60 are used" in refusal.message
         await store.close()
 
     async def test_a_log_that_cannot_be_moved_is_told_of_once_and_tried_again(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 
 import pytest
 
 from jubako.errors import Busy, NeverFits, QuotaExhausted, Refusal
 from jubako.gate.budgets.counted import UNCOUNTED, CountedBudgets
 from jubako.vocabulary import Budget, Principal, Rate, Rates
-from tests.budget_refusals import refused
+from tests.budget_refusals import refused, used_today
 from tests.budget_stores import Clock, StoreUnderTest, end, principal
 
 
@@ -70,7 +71,7 @@ class TestEnds:
     async def test_settled_tokens_replace_reserved_ones(self, open_budgets: CountedBudgets) -> None:
         asker = principal(Budget(tokens_per_minute=100, tokens_per_day=100, tokens_per_month=100))
         first = await open_budgets.reserve(asker, 90)
-        assert isinstance(await refused(open_budgets, asker, 20), QuotaExhausted)
+        assert (await refused(open_budgets, asker, 20)).code == "rate_limit_exceeded"
         await end(first, 30)
         second = await open_budgets.reserve(asker, 70)
         await end(second, 500)
@@ -99,6 +100,33 @@ class TestEnds:
         assert (await refused(open_budgets, asker, 1)).retry_after_seconds == pytest.approx(0.05)
         clock.advance(0.06)
         await open_budgets.reserve(asker, 100)
+
+    @pytest.mark.parametrize("span", ["tokens_per_day", "tokens_per_month"])
+    async def test_what_is_only_held_is_worth_coming_back_for(self, open_budgets: CountedBudgets, span: str) -> None:
+        """A quota is exhausted by what was used: of what runs, nobody knows yet how much it will use."""
+        asker = principal(dataclasses.replace(Budget(concurrency=9), **{span: 100}))
+        await end(await open_budgets.reserve(asker, 20), 20)
+        running = [await open_budgets.reserve(asker, 40) for _ in range(2)]
+        refusal = await refused(open_budgets, asker, 30)
+        assert (refusal.code, refusal.retry) == ("rate_limit_exceeded", True)
+        assert 0 < refusal.retry_after_seconds <= 120
+        assert "100 are used or held" in refusal.message
+        assert isinstance(await refused(open_budgets, asker, 81), QuotaExhausted)
+        with pytest.raises(Busy) as more:
+            await running[0].amend(41)
+        assert more.value.retry_after_seconds > 0
+        await running[0].amend(10)
+        await open_budgets.reserve(asker, 30)
+        await end(running[0], 10)
+        await end(running[1], 40)
+        assert isinstance(await refused(open_budgets, asker, 31), QuotaExhausted)
+        assert (await refused(open_budgets, asker, 30)).code == "rate_limit_exceeded"
+
+    async def test_of_amendments_at_once_the_last_is_held(self, open_budgets: CountedBudgets) -> None:
+        asker = principal(Budget(tokens_per_day=1000))
+        held = await open_budgets.reserve(asker, 5)
+        await asyncio.gather(*(held.amend(tokens) for tokens in (900, 10, 700, 20, 300)))
+        assert await used_today(open_budgets, 1000) == 300
 
     async def test_amending_takes_more_or_gives_back(self, open_budgets: CountedBudgets) -> None:
         asker = principal(Budget(requests_per_minute=9, tokens_per_minute=100, tokens_per_day=100, concurrency=1))

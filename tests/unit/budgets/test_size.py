@@ -22,7 +22,7 @@ class TestSize:
             assert store.rows() == 0
         else:
             with store.server.client() as client:
-                times = [client.ttl(key) for key in client.scan_iter("jubako:{budgets}:account:*")]
+                times = [client.ttl(key) for key in client.scan_iter("jubako:{budgets}:2:account:*")]
             assert all(0 < seconds <= 61 for seconds in times)
 
     async def test_a_busy_account_stays_small(self, store: StoreUnderTest, clock: Clock) -> None:
@@ -38,8 +38,8 @@ class TestSize:
             connection.close()
         else:
             with store.server.client() as client:
-                size = client.strlen("jubako:{budgets}:account:t:acme")
-        assert size <= 8 * (5 + 3 * 61)
+                size = client.strlen("jubako:{budgets}:2:account:t:acme")
+        assert size <= 8 * (6 + 3 * 61)
 
     async def test_ten_thousand_tenants_cost_each_no_more_than_a_few(self, store: StoreUnderTest, clock: Clock) -> None:
         budgets = await store.open(clock)

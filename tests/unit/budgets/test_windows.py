@@ -57,7 +57,8 @@ class TestWindows:
         clock = Clock(border.timestamp() - 86_000)
         budgets = await store.open(clock, lease_seconds=600)
         asker = principal(budget)
-        late = await budgets.reserve(asker, 60)
+        await end(await budgets.reserve(asker, 60), 60)
+        late = await budgets.reserve(asker, 30)
         clock.now = border.timestamp() - 0.5
         refusal = await refused(budgets, asker, 50)
         assert isinstance(refusal, QuotaExhausted)

@@ -5,6 +5,7 @@ Pure. Names the caller's own tenant and key by "this tenant" and "this API key",
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -59,6 +60,7 @@ def refusal(asked: Asked, answer: Answer, *, place_free_seconds: float) -> Refus
         _never(sides, asked.tokens)
         or _quota(sides, asked.tokens, answer.now)
         or _minute(sides, asked.tokens, answer.now)
+        or _held(sides, asked.tokens, place_free_seconds)
         or _concurrency(sides, place_free_seconds)
     )
     found.rates = rates(asked, answer)
@@ -83,24 +85,41 @@ def _never(sides: Sides, tokens: int) -> Refusal | None:
 
 
 def _quota(sides: Sides, tokens: int, now: float) -> Refusal | None:
+    """Without what is held: that may be given back."""
     second = int(now)
-    for span, end in (("month", month_end(month_of(second))), ("day", (second // DAY_SECONDS + 1) * DAY_SECONDS)):
-        for who, budget, standing in sides:
-            limit = budget.tokens_per_month if span == "month" else budget.tokens_per_day
-            used = standing.month_tokens if span == "month" else standing.day_tokens
-            if limit is None or tokens == 0 or used + tokens <= limit:
-                continue
-            resets = datetime.fromtimestamp(end, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
+    ends = {"month": month_end(month_of(second)), "day": (second // DAY_SECONDS + 1) * DAY_SECONDS}
+    for span, limit, counted, held, text in _over(sides, tokens):
+        if counted - held + tokens > limit:
+            resets = datetime.fromtimestamp(ends[span], tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
             advice = (
                 "It can never fit: ask for fewer output tokens or send a shorter prompt."
                 if tokens > limit
                 else f"Ask for fewer tokens, or wait: the {span} ends at {resets}."
             )
-            return QuotaExhausted(
-                f"{_first(who)} may use {limit} tokens a {span}; {used} are used or held by requests under way, "
-                f"and this request may use {tokens}. {advice}"
-            )
+            return QuotaExhausted(f"{text} {advice}")
     return None
+
+
+def _held(sides: Sides, tokens: int, seconds: float) -> Refusal | None:
+    for *_, text in _over(sides, tokens):
+        return Busy(f"{text} Wait for one of those to end: it may use less than it holds.", retry_after_seconds=seconds)
+    return None
+
+
+def _over(sides: Sides, tokens: int) -> Iterator[tuple[str, int, int, int, str]]:
+    """Each limit of a month or day that is passed: span, limit, what is counted, what of it is held, in words."""
+    for span in ("month", "day"):
+        for who, budget, standing in sides:
+            limit = budget.tokens_per_month if span == "month" else budget.tokens_per_day
+            counted = standing.month_tokens if span == "month" else standing.day_tokens
+            if limit is not None and tokens and counted + tokens > limit:
+                # What a request holds since the span before is not counted in this one.
+                held = min(standing.held_tokens, counted)
+                text = (
+                    f"{_first(who)} may use {limit} tokens a {span}; {counted} are used or held by requests under way, "
+                    f"and this request may use {tokens}."
+                )
+                yield span, limit, counted, held, text
 
 
 def _minute(sides: Sides, tokens: int, now: float) -> Refusal | None:

@@ -66,6 +66,7 @@ class Counted:
     _whose: tuple[tuple[str, Budget], ...]
     _since: float
     _ended: bool = field(default=False)
+    _amending: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def rates(self) -> Rates:
@@ -75,13 +76,14 @@ class Counted:
     async def amend(self, tokens: int) -> None:
         """Hold `tokens` in all; the reservation stays as it was if they are refused."""
         tokens = max(0, tokens)
-        if self._ended or tokens == self._tokens:
-            return
-        answer = await self._budgets.amend(Amend(self._number, tokens, self._claims))
-        asked = answers.Asked(self._whose, requests=0, tokens=tokens, held=self._tokens)
-        if not answer.granted:
-            raise answers.refusal(asked, answer, place_free_seconds=0)
-        self._asked, self._answer, self._tokens = asked, answer, tokens
+        async with self._amending:  # the last to ask is the last to be answered, so what it asked is what is held
+            if self._ended or tokens == self._tokens:
+                return
+            answer = await self._budgets.amend(Amend(self._number, tokens, self._claims))
+            asked = answers.Asked(self._whose, requests=0, tokens=tokens, held=self._tokens)
+            if not answer.granted:
+                raise answers.refusal(asked, answer, place_free_seconds=self._budgets.place_free_seconds(answer))
+            self._asked, self._answer, self._tokens = asked, answer, tokens
 
     def end(self, tokens: int | None) -> Coroutine[Any, Any, None] | None:
         """See `port.Reservation`. What it gives back returns also when the store is away: that is told later."""
@@ -152,7 +154,7 @@ class CountedBudgets:
         else:
             raise _unavailable()
         if not answer.granted:
-            raise answers.refusal(asked, answer, place_free_seconds=self._place_free_seconds(answer))
+            raise answers.refusal(asked, answer, place_free_seconds=self.place_free_seconds(answer))
         self._held += 1
         return Counted(asked, answer, self, number, tokens, claims, whose, since)
 
@@ -287,7 +289,7 @@ class CountedBudgets:
             except StoreAway as away:
                 self._lost(away)
 
-    def _place_free_seconds(self, answer: Answer) -> float:
+    def place_free_seconds(self, answer: Answer) -> float:
         """An estimate: of n requests that last as long as others did of late, one ends after an n-th of that."""
         under_way = max(1, *(standing.under_way for standing in answer.standings))
         return max(0.1, self._hold_seconds / under_way)

@@ -18,7 +18,7 @@ from jubako.gate.budgets.tally import NEVER_SEEN, Changes, Held, Missing, Tally
 from jubako.gate.budgets.windows import Account
 
 APPLICATION = 0x4A55424B
-VERSION = 1
+VERSION = 2
 PRUNED_ACCOUNTS = 1000
 """Looked at each time for being idle: all get their turn, and no turn takes long."""
 
@@ -51,6 +51,12 @@ def prepare(connection: sqlite3.Connection) -> None:
             connection.execute(statement)
     elif application != APPLICATION:
         raise StartupFault("it is a database of something else")
+    elif version == 1:
+        # The tokens held came after the places taken: a number of eight bytes each.
+        connection.execute(
+            "UPDATE accounts SET state = CAST(substr(state, 1, 8) || zeroblob(8) || substr(state, 9) AS BLOB)"
+        )
+        connection.execute(f"PRAGMA user_version = {VERSION}")
     elif version != VERSION:
         raise StartupFault(f"it has schema version {version}, and this Jubako knows version {VERSION} only")
     connection.execute("COMMIT")
@@ -213,8 +219,7 @@ class Ledger:
             for name, counted in held.accounts:
                 account = self.answer(lambda tally, name=name: tally.account(name, second))  # type: ignore[misc]
                 account.add(held.tokens_at, counted, 0, -held.tokens)
-                if held.reaped_at is None:
-                    account.under_way = max(0, account.under_way - 1)
+                account.hold(-1 if held.reaped_at is None else 0, -held.tokens)
                 self.tally.touch(name, account)
         self._execute("UPDATE reservations SET tokens = 0, reaped_at = ? WHERE instance = ?", (second, instance))
 

@@ -25,11 +25,12 @@ from jubako.gate.budgets import redis_scripts
 from jubako.gate.budgets.store import Amend, Answer, Claim, End, StoreAway, Take
 from jubako.gate.budgets.windows import Standing
 
-PREFIX = "jubako:{budgets}:"
+PREFIX = "jubako:{budgets}:2:"
+"""The number is that of the layout: another one is another account book."""
 ANSWER_SECONDS = 2.0
 CONNECTIONS = 8
 """Used at once; callers take turns. A pool that blocks lets newcomers overtake, and some wait for ever."""
-_STANDING = 9
+_STANDING = 10
 
 
 class Script:

@@ -1,8 +1,8 @@
 """The operations of the Redis store in Lua: each is one script, and so atomic.
 
-The arithmetic is that of `windows`, and both pass the same tests. An account is a MessagePack array: places taken, day,
-its tokens, month, its tokens, then second, requests and tokens of each slot. A reservation is one as well: the seconds
-of its request and of its tokens, the tokens, 1 if it was reaped, then name and spans of each account.
+The arithmetic is that of `windows`, and both pass the same tests. An account is a MessagePack array: places taken,
+tokens held, day, its tokens, month, its tokens, then second, requests and tokens of each slot. A reservation is one as
+well: the seconds of its request and of its tokens, the tokens, 1 if it was reaped, then name and spans of each account.
 
 The first arguments are always: the time (empty: Redis's own clock), the prefix of keys, the instance, its lease.
 """
@@ -49,12 +49,12 @@ local accounts = {}
 local function account(name)
   if accounts[name] then return accounts[name] end
   local packed = redis.call('GET', name)
-  local kept = packed and cmsgpack.unpack(packed) or {0, 0, 0, 0, 0}
-  local found = {under_way = kept[1], day = day_of(second), day_tokens = 0, month = month_of(second), month_tokens = 0,
-                 slots = {}}
-  if kept[2] == found.day then found.day_tokens = kept[3] end
-  if kept[4] == found.month then found.month_tokens = kept[5] end
-  for i = 6, #kept, 3 do
+  local kept = packed and cmsgpack.unpack(packed) or {0, 0, 0, 0, 0, 0}
+  local found = {under_way = kept[1], held = kept[2], day = day_of(second), day_tokens = 0, month = month_of(second),
+                 month_tokens = 0, slots = {}}
+  if kept[3] == found.day then found.day_tokens = kept[4] end
+  if kept[5] == found.month then found.month_tokens = kept[6] end
+  for i = 7, #kept, 3 do
     if kept[i] > second - LIFE and kept[i] < second + LIFE then
       table.insert(found.slots, {kept[i], kept[i + 1], kept[i + 2]})
     end
@@ -72,7 +72,7 @@ local function save()
     if seconds == 0 then
       redis.call('DEL', name)
     else
-      local kept = {one.under_way, one.day, one.day_tokens, one.month, one.month_tokens}
+      local kept = {one.under_way, one.held, one.day, one.day_tokens, one.month, one.month_tokens}
       for _, slot in ipairs(one.slots) do
         kept[#kept + 1] = slot[1]
         kept[#kept + 1] = slot[2]
@@ -102,6 +102,11 @@ local function add(one, at, bits, requests, tokens)
   end
 end
 
+local function hold(one, requests, tokens)
+  one.under_way = math.max(0, one.under_way + requests)
+  one.held = math.max(0, one.held + tokens)
+end
+
 local function fit_at(slots, which, used, limit, more)
   if limit < 0 or more == 0 then return 0 end
   if more > limit then return NEVER end
@@ -128,7 +133,7 @@ local function weigh(answer, claim, requests, tokens)
   local requests_fit_at = fit_at(one.slots, 2, used_requests, limits[1], requests)
   local tokens_fit_at = fit_at(one.slots, 3, used_tokens, limits[2], tokens)
   for _, number in ipairs({used_requests, used_tokens, last_requests, last_tokens, one.day_tokens, one.month_tokens,
-                           one.under_way, requests_fit_at, tokens_fit_at}) do
+                           one.under_way, one.held, requests_fit_at, tokens_fit_at}) do
     answer[#answer + 1] = number
   end
   return requests_fit_at == 0 and tokens_fit_at == 0 and within(limits[3], one.day_tokens, tokens)
@@ -165,7 +170,7 @@ local function give_back(held, tokens, request)
     local one = account(held[i])
     add(one, held[2], held[i + 1], 0, tokens - held[3])
     if request then add(one, held[1], held[i + 1], -1, 0) end
-    if held[4] == 0 then one.under_way = math.max(0, one.under_way - 1) end
+    hold(one, held[4] == 0 and -1 or 0, -held[3])
   end
 end
 
@@ -215,7 +220,7 @@ if weigh_all(answer, claims, 1, tokens) then
   local held = {second, second, tokens, 0}
   for _, claim in ipairs(claims) do
     local one = account(claim.name)
-    one.under_way = one.under_way + 1
+    hold(one, 1, tokens)
     add(one, second, claim.bits, 1, tokens)
     held[#held + 1] = claim.name
     held[#held + 1] = claim.bits
@@ -241,11 +246,17 @@ if not packed then return {0, time(), 0} end
 local held = cmsgpack.unpack(packed)
 local wanted, at = 0, held[2]
 if tokens > held[3] then wanted, at = tokens, second end
-for i = 5, #held, 2 do add(account(held[i]), held[2], held[i + 1], 0, -held[3]) end
+for i = 5, #held, 2 do
+  add(account(held[i]), held[2], held[i + 1], 0, -held[3])
+  hold(account(held[i]), 0, -held[3])
+end
 local answer = {1, time(), 1}
 if weigh_all(answer, claims, 0, wanted) then
   held[2], held[3] = at, tokens
-  for i = 5, #held, 2 do add(account(held[i]), at, held[i + 1], 0, tokens) end
+  for i = 5, #held, 2 do
+    add(account(held[i]), at, held[i + 1], 0, tokens)
+    hold(account(held[i]), 0, tokens)
+  end
   redis.call('HSET', holds(instance), number, cmsgpack.pack(held))
   save()
 else

@@ -112,11 +112,13 @@ class Tally:
         wanted = amend.tokens if amend.tokens > held.tokens else 0
         for account, counted in accounts:
             account.add(held.tokens_at, counted, 0, -held.tokens)
+            account.hold(0, -held.tokens)
         standings = tuple(
             account.standing(claim.budget, 0, wanted) for account, claim in zip(sides, amend.claims, strict=True)
         )
         for account, counted in accounts:
             account.add(held.tokens_at, counted, 0, held.tokens)
+            account.hold(0, held.tokens)
         granted = _all_fit(standings, amend.claims, 0, wanted)
         if granted:
             self._do(Taken(amend.number, second, amend.tokens, None))
@@ -159,7 +161,7 @@ class Tally:
         elif deed.held is not None:
             for name, counted in deed.held:
                 account = self._accounts[name]
-                account.under_way += 1
+                account.hold(1, deed.tokens)
                 account.add(deed.second, counted, 1, deed.tokens)
                 self._touched[name] = account
             held = Held(deed.held, deed.second, deed.second, deed.tokens, on_disk=False)
@@ -177,6 +179,7 @@ class Tally:
             account = self._accounts[name]
             account.add(held.tokens_at, counted, 0, -held.tokens)
             account.add(at, counted, 0, deed.tokens)
+            account.hold(0, deed.tokens - held.tokens)
             self._touched[name] = account
         held.tokens, held.tokens_at = deed.tokens, at
         self._changed[deed.number] = held
@@ -190,8 +193,7 @@ class Tally:
             account.add(held.tokens_at, counted, 0, (end.tokens or 0) - held.tokens)
             if end.tokens is None:
                 account.add(held.requested_at, counted, -1, 0)
-            if held.reaped_at is None:
-                account.under_way = max(0, account.under_way - 1)
+            account.hold(-1 if held.reaped_at is None else 0, -held.tokens)
             self._touched[name] = account
         if held.on_disk:
             self._changed[end.number] = None

@@ -29,7 +29,7 @@ DAY = 2
 MONTH = 4
 """The spans an account counts: bits, kept with each reservation, so that it gives back where it has taken."""
 
-_HEADER = 5
+_HEADER = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,8 @@ class Standing:
     day_tokens: int
     month_tokens: int
     under_way: int
+    held_tokens: int
+    """Of those that are counted, what requests under way may not use after all."""
     requests_fit_at: int
     tokens_fit_at: int
     """A second of the clock; zero: they fit now; `NEVER`."""
@@ -80,6 +82,7 @@ class Account:
     """The counts of one tenant or key. Slots stand in the order of time; three lists, because they are summed often."""
 
     under_way: int = 0
+    held_tokens: int = 0
     day: int = 0
     day_tokens: int = 0
     month: int = 0
@@ -95,13 +98,13 @@ class Account:
         """The account that `pack` wrote."""
         numbers = array("q", packed)
         slots = (len(numbers) - _HEADER) // 3
-        under_way, day, day_tokens, month, month_tokens, *slots_flat = numbers.tolist()
+        under_way, held, day, day_tokens, month, month_tokens, *slots_flat = numbers.tolist()
         seconds, requests, tokens = slots_flat[:slots], slots_flat[slots : 2 * slots], slots_flat[2 * slots :]
-        return cls(under_way, day, day_tokens, month, month_tokens, seconds, requests, tokens)
+        return cls(under_way, held, day, day_tokens, month, month_tokens, seconds, requests, tokens)
 
     def pack(self) -> bytes:
         """All of it as bytes, at most some 1.5 KB: slots are bounded by the window."""
-        header = (self.under_way, self.day, self.day_tokens, self.month, self.month_tokens)
+        header = (self.under_way, self.held_tokens, self.day, self.day_tokens, self.month, self.month_tokens)
         return array("q", [*header, *self.seconds, *self.requests, *self.tokens]).tobytes()
 
     def advance(self, second: int) -> None:
@@ -131,6 +134,7 @@ class Account:
             self.day_tokens,
             self.month_tokens,
             self.under_way,
+            self.held_tokens,
             _fit_at(seconds, self.requests, used_requests, budget.requests_per_minute, requests),
             _fit_at(seconds, self.tokens, used_tokens, budget.tokens_per_minute, tokens),
         )
@@ -152,6 +156,11 @@ class Account:
             self.day_tokens = max(0, self.day_tokens + tokens)
         if counted & MONTH and self.month == month_of(second):
             self.month_tokens = max(0, self.month_tokens + tokens)
+
+    def hold(self, requests: int, tokens: int) -> None:
+        """So many more are under way, and hold so many more tokens; never below zero."""
+        self.under_way = max(0, self.under_way + requests)
+        self.held_tokens = max(0, self.held_tokens + tokens)
 
     def expires(self) -> int | None:
         """The second from which the account says nothing; None while requests are under way."""
