@@ -69,8 +69,12 @@ class ScriptedCore:
         *,
         finish: Mapping[str, tuple[str, int | str | None]] | None = None,
         logprobs: Mapping[str, Any] | None = None,
+        at: float | None = None,
     ) -> None:
-        """One step: new tokens by engine id; `finish` has a finish reason and a stop reason for those that end."""
+        """One step: new tokens by engine id; `finish` has a finish reason and a stop reason for those that end.
+
+        `at` is when it ended, by the engine's clock; None: now.
+        """
         from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
         from vllm.v1.metrics.stats import PrefillStats, SchedulerStats
 
@@ -96,7 +100,9 @@ class ScriptedCore:
                 self.requests.pop(request_id, None)
         running = SchedulerStats(num_running_reqs=len(self.requests))
         self._outputs.put_nowait(
-            EngineCoreOutputs(outputs=outputs, scheduler_stats=running, timestamp=time.monotonic())
+            EngineCoreOutputs(
+                outputs=outputs, scheduler_stats=running, timestamp=time.monotonic() if at is None else at
+            )
         )
 
     def fail(self, error: Exception) -> None:

@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from jubako.engine.step_clock import StepClock
 from jubako.errors import Refusal
 from jubako.gate.admission.request import Request, State
 from jubako.gate.admission.scheduler import Scheduler
@@ -117,7 +118,9 @@ class SimulatedEngine:
         self._arrivals: dict[Request, Arrival] = {}
         self._batch: dict[Request, Arrival] = {}
         self._stepping = False
-        self._last_step_at: float | None = None
+        self._clock = StepClock()
+        self._idle = True
+        self._stands_until = 0.0
 
     def at(self, when: float, what: Callable[[], None]) -> None:
         """Have something happen."""
@@ -131,8 +134,15 @@ class SimulatedEngine:
             self.now, _, what = heapq.heappop(self._events)
             what()
 
+    def stand_still(self, when: float, seconds: float) -> None:
+        """Have what is in front of the engine stand still for a while; the engine goes on with what it has."""
+        self.at(when, lambda: setattr(self, "_stands_until", when + seconds))
+
     def offer(self, arrival: Arrival) -> None:
         """Let one arrival come now."""
+        if self.now < self._stands_until:
+            self.at(self._stands_until, lambda: self.offer(arrival))
+            return
         arrival.at = self.now
         try:
             request = self.scheduler.offer(
@@ -152,7 +162,9 @@ class SimulatedEngine:
             self.at(request.expires_at, lambda: self._expire(request))
 
     def _expire(self, request: Request) -> None:
-        if request.state is State.WAITING:
+        if self.now < self._stands_until:
+            self.at(self._stands_until, lambda: self._expire(request))
+        elif request.state is State.WAITING:
             self._evicted(request, self.scheduler.expire(request, self.now))
 
     def _evicted(self, request: Request, refusal: Refusal) -> None:
@@ -164,7 +176,7 @@ class SimulatedEngine:
         arrival.started_at = self.now
         self._batch[request] = arrival
         if not self._stepping:
-            self._last_step_at = None
+            self._idle = True
             self._begin_step()
 
     def _linear(self, sequences: int, prompt_tokens: int) -> float:
@@ -184,8 +196,6 @@ class SimulatedEngine:
         self.at(self.now + seconds, lambda: self._end_step(batch, running, prompts))
 
     def _end_step(self, batch: dict[Request, Arrival], running: int, prompts: int) -> None:
-        since = self.now - self._last_step_at if self._last_step_at is not None else 0.0
-        self._last_step_at = self.now
         ended = []
         for request, arrival in batch.items():
             if not arrival.done:
@@ -196,14 +206,25 @@ class SimulatedEngine:
             if arrival.done >= arrival.generates:
                 arrival.ended_at = self.now
                 ended.append(request)
-        step = Step(self.now, since, running, prompts, running)
+        for request in ended:
+            del self._batch[request]
+        if self.now < self._stands_until:
+            ended_at = self.now
+            self.at(self._stands_until, lambda: self._tell(ended_at, running, prompts, ended))
+        else:
+            self._tell(self.now, running, prompts, ended)
+        self._begin_step()
+
+    def _tell(self, ended_at: float, running: int, prompts: int, ended: list[Request]) -> None:
+        seconds = self._clock.seconds(ended_at=ended_at, told_at=self.now)
+        step = Step(self.now, 0.0 if self._idle else seconds, running, prompts, running)
+        self._idle = False
         self.steps.append(step)
         self.scheduler.observe(step, self.now)
         self.limits.append(self.scheduler.capacity.limit)
         for request in ended:
-            del self._batch[request], self._arrivals[request]
+            del self._arrivals[request]
             self.scheduler.finish(request, self.now)
-        self._begin_step()
 
 
 def poisson(

@@ -14,6 +14,10 @@ MIX = 20 / 64
 """Prompt tokens for each output token of `poisson`'s requests."""
 
 
+FAST = (0.0155, 0.00095, 0.0009)
+"""The same of a faster machine, where many sequences cost little more than one."""
+
+
 def true_limit(target: float, factor: float = 1.0) -> float:
     """What the simulated engine can run within the target."""
     return (target - 0.036 * factor) / ((0.0029 + 0.001 * MIX) * factor)
@@ -70,13 +74,14 @@ def test_it_starts_small_and_grows_only_where_it_is_used() -> None:
     assert capacity.limit == 4
 
 
-def test_never_below_one_and_never_above_the_ceiling() -> None:
-    """Whatever the pace."""
+def test_never_below_two_and_never_above_the_ceiling() -> None:
+    """Whatever the pace: beside a single sequence, all others would wait for the whole of it."""
     slow, fast = (Capacity(target_seconds=0.05, ceiling=8) for _ in range(2))
     for _ in range(200):
         slow.observe(step(1, 3.0))
         fast.observe(step(fast.limit, 0.001))
-    assert (slow.limit, fast.limit) == (1, 8)
+    assert (slow.limit, fast.limit) == (2, 8)
+    assert Capacity(target_seconds=0.05, ceiling=1).limit == 1
 
 
 def test_idle_gaps_and_a_pause_change_nothing() -> None:
@@ -89,6 +94,34 @@ def test_idle_gaps_and_a_pause_change_nothing() -> None:
     for _ in range(5):
         capacity.observe(step(settled, 0.0))
     assert abs(capacity.limit - settled) <= 1
+
+
+def test_a_process_that_stands_still_in_front_of_its_engine_takes_no_room_from_it() -> None:
+    """It is told of many steps at once then, as if they had taken no time."""
+    engine = SimulatedEngine(settings(time_per_output_token_seconds=0.0328), coefficients=FAST)
+    engine.stand_still(23.0, 1.4)
+    engine.run(poisson(11.0, 60.0, prompt=25))
+    limits = [(one.at, limit) for one, limit in zip(engine.steps, engine.limits, strict=True) if 10.0 < one.at < 55.0]
+    assert min(limit for _, limit in limits) >= 9
+    assert {limit for at, limit in limits if at < 23.0 or at > 27.5} <= set(range(9, 16))
+
+
+def test_steps_that_seemed_to_take_no_time_are_soon_forgotten() -> None:
+    """Whatever made them seem so: they must not weigh more than those that are as long as they should be."""
+    chance, capacity = random.Random(8), Capacity(target_seconds=0.0328, ceiling=32)
+    base, each, prompt = FAST
+
+    def work(steps: int, seconds: float | None = None) -> None:
+        for number in range(steps):
+            tokens = 25 if number % 5 == 0 else 0
+            took = (base + each * capacity.limit + prompt * tokens) * chance.gauss(1.0, 0.04)
+            capacity.observe(step(capacity.limit, seconds or took, tokens))
+
+    work(500)
+    settled = capacity.limit
+    work(60, 0.0002)
+    work(300)
+    assert capacity.limit == pytest.approx(settled, abs=3)
 
 
 @pytest.mark.parametrize("target", [0.08, 0.1, 0.15])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections import Counter
 
 import pytest
@@ -168,6 +169,21 @@ def test_places_left_for_others_do_not_hold_up_whom_they_are_left_for() -> None:
         SimulatedEngine(admission, coefficients=(0.022, 0.0021, 0.0025), seed=seed).run([*a, *b])
         waits += [one.started_at - one.at for one in b if one.ended_at]
     assert percentile(waits, 0.95) < 0.04
+
+
+def test_a_light_tenants_peaks_pass_a_flood_that_has_its_share() -> None:
+    """B has one sequence at a time on average, and now and then four at once: more than its half of six."""
+    waits: list[float] = []
+    for seed in range(8):
+        a = poisson(6.2, 140.0, who=principal("a"), prompt=25, bound=96, seed=seed + 100)
+        b = poisson(0.62, 140.0, who=principal("b"), prompt=25, bound=96, seed=seed)
+        chance = random.Random(seed)
+        for one in (*a, *b):
+            one.generates = chance.randint(32, 96)
+        admission = settings(time_per_output_token_seconds=0.0236)
+        SimulatedEngine(admission, coefficients=(0.0148, 0.00095, 0.0009), seed=seed).run([*a, *b])
+        waits += [one.started_at - one.at for one in b if one.ended_at]
+    assert percentile(waits, 0.97) < 0.0236
 
 
 @pytest.mark.parametrize("rate", [2.0, 5.0, 10.0])

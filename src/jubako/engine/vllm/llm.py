@@ -19,7 +19,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
 
 from jubako.engine.port import OnPrompt
-from jubako.engine.vllm import constraints, plain
+from jubako.engine.step_clock import StepClock
+from jubako.engine.vllm import constraints, plain, sampler
 from jubako.engine.vllm.deltas import Deltas
 from jubako.engine.vllm.vetting import Vetting
 from jubako.errors import InternalError, InvalidRequest
@@ -107,6 +108,7 @@ class StepWatch(StatLoggerBase):
     def __init__(self) -> None:
         self.last_step_at = time.monotonic()
         self.on_step: Callable[[Step], None] | None = None
+        self._clock = StepClock()
         self._busy = False
         self._told = False
 
@@ -117,10 +119,11 @@ class StepWatch(StatLoggerBase):
         del mm_cache_stats, engine_idx
         now = time.monotonic()
         if self.on_step is not None and iteration_stats is not None:
+            seconds = self._clock.seconds(ended_at=getattr(iteration_stats, plain.ENDED_AT, now), told_at=now)
             running = len(iteration_stats.inter_token_latencies_iter) + len(iteration_stats.time_to_first_tokens_iter)
             step = Step(
                 at=now,
-                seconds=now - self.last_step_at if self._busy else 0.0,
+                seconds=seconds if self._busy else 0.0,
                 running=running,
                 prompt_tokens=iteration_stats.prompt_token_stats.computed,
                 generated_tokens=iteration_stats.num_generation_tokens,
@@ -175,6 +178,7 @@ class OwnedLLM(AsyncLLM):
         add_request = processor.add_request
 
         def add_on_record(request: Any, *arguments: Any, **options: Any) -> None:
+            sampler.require_room(request.sampling_params)
             add_request(request, *arguments, **options)
             generation = current_generation.get()
             if generation is not None:
@@ -254,9 +258,10 @@ class OwnedLLM(AsyncLLM):
         self, deltas: Deltas, prompt: Any, sampling_params: Any, request_id: str, options: dict[str, Any]
     ) -> AsyncGenerator[RequestOutput, None]:
         """As `AsyncLLM.generate`, with what is generated taken from `deltas`, which vLLM was given to fill."""
-        finished = False
+        finished, internal_id = False, ""
         try:
-            await self.add_request(request_id, prompt, sampling_params, **options)
+            queue = await self.add_request(request_id, prompt, sampling_params, **options)
+            internal_id = queue.request_id
             while not finished:
                 output = await deltas.output()
                 finished = output.finished
@@ -265,7 +270,8 @@ class OwnedLLM(AsyncLLM):
             # First, for the abort may be cancelled.
             deltas.detach()
             if not finished and not self.errored:
-                await self.abort(request_id)
+                # By the id that all choices have in common: by the caller's, vLLM would keep its record of that.
+                await self.abort(internal_id or request_id, internal=bool(internal_id))
 
 
 def _follow(usage: Usage, output: RequestOutput, *, delta: bool) -> None:

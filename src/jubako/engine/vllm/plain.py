@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from vllm.v1.engine.output_processor import OutputProcessor, OutputProcessorOutput, RequestState
     from vllm.v1.metrics.stats import IterationStats
 
+ENDED_AT = "jubako_ended_at"
+"""Of a step's statistics, which do not say it: when the step ended, by the engine's clock."""
 Tell = Callable[[int, str], None]
 """Takes a token and its text."""
 
@@ -106,6 +108,8 @@ def take_plain_steps(processor: OutputProcessor) -> None:
         iteration_stats: IterationStats | None = None,
         weight_version: str | None = None,
     ) -> OutputProcessorOutput:
+        if iteration_stats is not None and engine_core_timestamp is not None:
+            setattr(iteration_stats, ENDED_AT, engine_core_timestamp)
         if iteration_stats is None or engine_core_timestamp is None or weight_version is not None:
             return process(list(outputs), engine_core_timestamp, iteration_stats, weight_version)
         others = []

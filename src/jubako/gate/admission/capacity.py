@@ -26,6 +26,8 @@ SMOOTHING = 0.1
 """Share of a step's answer in the number that holds the pace: its noise is not passed on."""
 STEADINESS = 0.75
 """The limit moves when that number is further from it than this: a request more or less is no news."""
+LEAST = 2
+"""Sequences that run however slow a step is: beside a single one, whoever comes would wait for its whole reply."""
 READY_STEPS = 3
 PROOF_STEPS = 3
 """Steps at a number of sequences before twice as many may be tried."""
@@ -80,7 +82,9 @@ class StepModel:
     def _scale(self, factor: float) -> None:
         base, each, prompt = self.coefficients
         self.coefficients = (base * factor, each * factor, prompt * factor)
-        self._targets = [target * factor for target in self._targets]
+        # A step weighs by its relative error, so weights follow: else steps that seemed short outweigh all others.
+        self._products = [[product / factor**2 for product in row] for row in self._products]
+        self._targets = [target / factor for target in self._targets]
 
     def _remember(self, features: Vector, seconds: float, weight: float) -> None:
         for row, feature in zip(self._products, features, strict=True):
@@ -126,11 +130,11 @@ class StepModel:
 
 
 class Capacity:
-    """The running limit: at least 1, at most `ceiling`, and never more than double what was seen at work."""
+    """The running limit: from `LEAST` to `ceiling`, and never more than double what was seen at work."""
 
     def __init__(self, *, target_seconds: float, ceiling: int) -> None:
         self.ceiling = max(1, ceiling)
-        self.limit = min(2, self.ceiling)
+        self.limit = self._least = min(LEAST, self.ceiling)
         """Sequences that may run now."""
         self.prospect = self.ceiling
         """Sequences that hold the pace by what is known, tried or not: what a forecast may count on."""
@@ -152,7 +156,7 @@ class Capacity:
         if step.seconds > 0.0 and math.isfinite(step.seconds):
             self._model.observe(step.running, step.prompt_tokens, step.seconds)
             self._find()
-        self.limit = max(1, min(self.prospect, int(2 * self._proven)))
+        self.limit = max(self._least, min(self.prospect, int(2 * self._proven)))
 
     def step_seconds(self, sequences: float) -> float:
         """Mean seconds of a step with so many sequences, prompts of the observed mix included."""
@@ -207,4 +211,4 @@ class Capacity:
         # In proportion, not in number: halving takes as long as doubling.
         self._smooth *= (found / self._smooth) ** SMOOTHING
         if not self.prospect - STEADINESS + 0.5 <= self._smooth < self.prospect + STEADINESS + 0.5:
-            self.prospect = min(self.ceiling, max(1, int(self._smooth)))
+            self.prospect = min(self.ceiling, max(self._least, int(self._smooth)))

@@ -90,7 +90,7 @@ class Band:
     served: float = 0.0
     """Counters of its tenants, times their weights."""
     least: SortedList[Key] = field(default_factory=SortedList)
-    """Tenants by what they have running for their weight."""
+    """Tenants by what they have running or usually have, whichever is less, for their weight."""
 
 
 @dataclass(slots=True)
@@ -194,7 +194,7 @@ class Fairness:
         return min(turns[0] for level, turns in self._turns.items() if level <= best)[2].oldest
 
     def least_served(self) -> Request | None:
-        """In the best priority, the first request of the tenant that has least running for its weight."""
+        """In the best priority, the first request of the tenant that has, or usually has, least for its weight."""
         return self.bands[min(self.bands)].least[0][2].oldest if self.bands else None
 
     def share(self, flow: Flow, limit: int) -> float:
@@ -209,16 +209,27 @@ class Fairness:
         return (flow.running + request.sequences) * weights <= limit * flow.weight
 
     def underserved(self, request: Request, limit: int) -> bool:
-        """Whether the tenant stays within its share of what runs, or usually has far less, while another has more."""
+        """Whether the tenant stays within its share while another has more, or is light beside a heavy one."""
         flow = self.flow(request)
-        if not self._busy:
+        busiest = self._busiest_but(flow)
+        if busiest is None:
             return False
-        busiest = self._busy[-1][2]
-        if busiest is flow or busiest.running <= self.share(busiest, limit):
-            return False
+        if busiest.running > self.share(busiest, limit) and flow.running + request.sequences <= self.share(flow, limit):
+            return True
+        has_its_share = busiest.running + 1 > self.share(busiest, limit)
+        return has_its_share and self._is_light(flow, limit) and not self._is_light(busiest, limit)
+
+    def _busiest_but(self, flow: Flow) -> Flow | None:
+        """Of the others, the tenant with most running for its weight."""
+        for _, _, other in reversed(self._busy[-2:]):
+            if other is not flow:
+                return other
+        return None
+
+    def _is_light(self, flow: Flow, limit: int) -> bool:
+        """Whether a tenant usually has far less than its share: then its peaks may go beyond."""
         self._average(flow)
-        share = self.share(flow, limit)
-        return flow.running + request.sequences <= share or flow.usual <= LIGHT * share
+        return flow.usual <= LIGHT * self.share(flow, limit)
 
     def reserve(self, spare: int) -> int:
         """Sequences to leave free for tenants that do not wait; `spare` more than the limit are theirs in any case.
@@ -351,7 +362,7 @@ class Fairness:
         self.requests += len(flow.waiting)
         self.tokens += flow.waiting_tokens
         band = self.bands.setdefault(flow.priority, Band())
-        flow.least_key = (flow.running / flow.weight, order, flow)
+        flow.least_key = (min(flow.running, flow.usual) / flow.weight, order, flow)
         band.least.add(flow.least_key)
         band.flows += 1
         band.weight += flow.weight
