@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -53,7 +53,13 @@ class Said:
     """As they were handed over: joined where the reader was behind."""
 
 
-async def say(front: Front, route: Route, body: dict[str, Any], steps: Sequence[Step | Exception]) -> Said:
+Scores = Callable[[Sequence[int]], Any]
+"""Of a step's tokens, what the engine says of their probabilities."""
+
+
+async def say(
+    front: Front, route: Route, body: dict[str, Any], steps: Sequence[Step | Exception], scores: Scores | None = None
+) -> Said:
     """Ask, have the engine say `steps`, and take what comes; each step's events are taken before the next step."""
     call = replace(call_of(route, {"stream": True, "max_tokens": 16, **body}), request_id=f"id-{next(NUMBERS)}")
     reply = await front.engine.answer(call)
@@ -79,7 +85,8 @@ async def say(front: Front, route: Route, body: dict[str, Any], steps: Sequence[
                 front.engine._launched.llm.output_processor.propagate_error(step)
                 continue
             tokens, end = step
-            front.core.step({name: tokens}, finish=None if end is None else {name: end})
+            told = None if scores is None else {name: scores(tokens)}
+            front.core.step({name: tokens}, finish=None if end is None else {name: end}, logprobs=told)
             while not (front.core.idle and _taken(front, name)):
                 await asyncio.sleep(0)
             for _ in range(8):  # every task that the step woke has its turn
@@ -121,24 +128,24 @@ def watched() -> Iterator[list[str]]:
     texts: list[str] = []
     event = Pattern.event
 
-    def write(pattern: Pattern, text: str, detokenizer: Any) -> bytes:
+    def write(pattern: Pattern, text: str, detokenizer: Any, probabilities: str = "") -> bytes:
         texts.append(text)
-        return event(pattern, text, detokenizer)
+        return event(pattern, text, detokenizer, probabilities)
 
     with mock.patch.object(Pattern, "event", write):
         yield texts
 
 
 async def both(
-    front: Front, route: Route, body: dict[str, Any], steps: Sequence[Step | Exception]
+    front: Front, route: Route, body: dict[str, Any], steps: Sequence[Step | Exception], scores: Scores | None = None
 ) -> tuple[Said, Said]:
     """The stream by the short way, and by vLLM's own generator alone."""
     with watched() as texts:
-        short = await say(front, route, body, steps)
+        short = await say(front, route, body, steps, scores)
     assert texts, "the short way was not taken"
     assert short.offers
     with mock.patch("jubako.engine.vllm.adapter._is_plain", return_value=False):
-        own = await say(front, route, body, steps)
+        own = await say(front, route, body, steps, scores)
     return short, own
 
 

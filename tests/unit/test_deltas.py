@@ -182,7 +182,7 @@ def _text(parts: Sequence[bytes], route: Route) -> str:
 @pytest.mark.parametrize(
     ("route", "body"),
     [
-        (Route.CHAT, CHAT | {"logprobs": True}),
+        (Route.CHAT, CHAT | {"logprobs": True, "return_tokens_as_token_ids": True}),
         (Route.CHAT, CHAT | {"return_token_ids": True}),
         (Route.COMPLETIONS, TEXT | {"logprobs": 0}),
         (Route.COMPLETIONS, TEXT | {"echo": True}),

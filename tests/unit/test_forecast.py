@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from jubako.gate.admission.forecast import Forecast, Lengths
@@ -83,3 +85,15 @@ def test_retry_after_is_true_within_a_factor_of_two(
     told = refusal.retry_after_seconds
     truth = next(tenths / 10 for tenths in range(1, 600) if accepted_after(tenths / 10))
     assert told / 2 <= truth <= 2 * told
+
+
+def test_a_long_request_is_let_in_as_readily_as_a_short_one() -> None:
+    """How long it would itself take is no part of its wait."""
+    engine = SimulatedEngine(settings(time_per_output_token_seconds=0.0215), coefficients=(0.0148, 0.00095, 0.0009))
+    arrivals, chance = poisson(40.0, 100.0, prompt=25), random.Random(3)
+    for one in arrivals:
+        one.generates = chance.randint(32, 96)
+        one.demand = demand(prompt=25, output=one.generates)
+    engine.run(arrivals)
+    lengths = [one.generates for one in arrivals if one.ended_at and one.at > 10.0]
+    assert sum(lengths) / len(lengths) == pytest.approx(64.0, rel=0.05)

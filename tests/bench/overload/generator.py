@@ -18,7 +18,7 @@ from tests.bench.overload.records import Outcome, Record
 from tests.bench.overload.wire import ReplyReader, WireFault
 
 HOST = "127.0.0.1"
-MOST_OPEN = 4000
+MOST_OPEN = 10_000
 """More open connections than this end the run: silently waiting for a free one would make the loop a closed one."""
 REFUSED = frozenset({429, 503})
 DONE = b"[DONE]"

@@ -83,7 +83,7 @@ WHOLE = Plan(
     quiet_share=0.15,
     loud_factor=10,
     backlog_multiple=2,
-    fairness_pace=1.35,
+    fairness_pace=1.5,
 )
 
 QUICK = Plan(
@@ -104,5 +104,5 @@ QUICK = Plan(
     quiet_share=0.15,
     loud_factor=10,
     backlog_multiple=2,
-    fairness_pace=1.35,
+    fairness_pace=1.5,
 )

@@ -42,20 +42,26 @@ class TestFile:
         await store.close()
 
     async def test_a_file_of_the_first_schema_is_taken_over(self, tmp_path: Path) -> None:
-        """It did not say what of the tokens is held: what runs counts as used until it ends."""
+        """It did not say what of the tokens is held; its server must have ended, or its lease have lapsed."""
         store = self.store(tmp_path)
         asker = principal(Budget(tokens_per_month=100, requests_per_minute=5))
-        await end(await (await store.open(Clock())).reserve(asker, 70), 60)
-        await store.close()
+        first = await store.open(Clock(), lease_seconds=30)
+        await end(await first.reserve(asker, 40), 30)
+        await first.reserve(asker, 50)
+        await crash(first)
         with closing(sqlite3.connect(tmp_path / "budgets.sqlite")) as file:
             for name, state in file.execute("SELECT name, state FROM accounts").fetchall():
                 file.execute("UPDATE accounts SET state = ? WHERE name = ?", (state[:8] + state[16:], name))
             file.execute("PRAGMA user_version = 1")
             file.commit()
-        again = await store.open(Clock(NOON + 5))
+        with pytest.raises(StartupFault, match="a server of an earlier version uses it"):
+            await store.open(Clock(NOON + 5))
+        again = await store.open(Clock(NOON + 31))
+        assert isinstance(await refused(again, asker, 71), QuotaExhausted)
+        await again.reserve(asker, 60)
         refusal = await refused(again, asker, 50)
-        assert isinstance(refusal, QuotaExhausted)
-        assert "60 are used" in refusal.message
+        assert refusal.code == "rate_limit_exceeded"
+        assert "90 are used or held" in refusal.message
         await store.close()
 
     async def test_a_log_that_cannot_be_moved_is_told_of_once_and_tried_again(

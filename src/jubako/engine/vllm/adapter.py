@@ -22,6 +22,7 @@ from jubako.engine.vllm.ahead import Beginning
 from jubako.engine.vllm.deltas import Deltas
 from jubako.engine.vllm.launch import Launched, launch
 from jubako.engine.vllm.llm import Generation, current_generation
+from jubako.engine.vllm.probabilities import Probabilities
 from jubako.engine.vllm.vetting import Vetting
 from jubako.errors import InternalError, InvalidRequest, Refusal, Unavailable
 from jubako.sections import GrammarSettings
@@ -164,8 +165,9 @@ class VllmEngine:
         chat = launched.state.openai_serving_chat
         # Of several choices, each would have a parser of its own.
         one = call.demand.choices == 1 or chat.parser_cls is None
-        if one and _is_plain(request) and launched.llm.each_token_is_shown:
-            generation.deltas = Deltas(call.usage, request, generation.ended)
+        probabilities = None if chat.parser_cls is not None else Probabilities.of(request, chat)
+        if one and _is_plain(request, scored=probabilities is not None) and launched.llm.each_token_is_shown:
+            generation.deltas = Deltas(call.usage, request, generation.ended, probabilities)
         return await chat.create_chat_completion(request)
 
     async def _completion(self, launched: Launched, generation: Generation) -> Any:
@@ -254,11 +256,11 @@ class VllmEngine:
             await asyncio.to_thread(launched.llm.shutdown, timeout_seconds)
 
 
-def _is_plain(request: Any) -> bool:
-    """Whether the events of the reply differ in nothing but text and usage: those of choices, without anything else."""
+def _is_plain(request: Any, *, scored: bool = False) -> bool:
+    """Whether the events of the reply differ in nothing but text, usage and, if they are `scored`, probabilities."""
     return bool(
         request.stream
-        and (request.logprobs is None or request.logprobs is False)
+        and (scored or request.logprobs is None or request.logprobs is False)
         and request.prompt_logprobs is None
         and not request.echo
         and not request.return_token_ids

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jubako.engine.vllm import plain
+from jubako.engine.vllm.probabilities import Counted, Probabilities
 from jubako.errors import InternalError
 from jubako.vocabulary import Offer, Route, Usage
 
@@ -31,6 +32,7 @@ _quoted = json.encoder.encode_basestring
 _DECODER = json.JSONDecoder()
 _CHOICE = '"choices":[{"index":'
 _BEFORE_TEXT = {Route.CHAT: ',"delta":{"content":', Route.COMPLETIONS: ',"text":'}
+_PROBABILITIES = '},"logprobs":{"content":['
 _UNFINISHED = '"finish_reason":null'
 _COUNTED = '"usage":{'
 _COUNTS = re.compile(r'"usage":\{"prompt_tokens":(\d+),"total_tokens":(\d+),"completion_tokens":(\d+)\D*$')
@@ -64,11 +66,13 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """An event without its text, and without the numbers of its usage if it has one."""
+    """An event without its text, and without what its tokens' probabilities and the numbers of its usage are."""
 
     before: str
     after: str
     counts: Counts | None = None
+    between: str = ""
+    """What stands between the text and the probabilities; empty: it has none."""
 
     @classmethod
     def of(cls, event: str, route: Route) -> tuple[int, Pattern] | None:
@@ -80,10 +84,13 @@ class Pattern:
         if number < len(_CHOICE) or not event.startswith(f'{_BEFORE_TEXT[route]}"', after_number):
             return None
         _, end = _DECODER.raw_decode(event, start)
-        after = event[end:]
+        after, between = event[end:], ""
+        if route is Route.CHAT and after.startswith(_PROBABILITIES):
+            between = _PROBABILITIES
+            after = after[_DECODER.raw_decode(after, len(between) - 1)[1] - 1 :]
         if _UNFINISHED not in after or not after.endswith("}\n\n"):
             return None
-        if route is Route.CHAT and not after.startswith("}"):
+        if route is Route.CHAT and not after.startswith("]}" if between else "}"):
             return None  # its delta has more than the text: the end of the reasoning, a tool call
         index, counts = int(event[number:after_number]), None
         if _COUNTED in after:
@@ -91,13 +98,13 @@ class Pattern:
             if counted is None:
                 return None
             after, counts = counted
-        return index, cls(event[:start], after, counts)
+        return index, cls(event[:start], after, counts, between)
 
-    def event(self, text: str, detokenizer: Any) -> bytes:
-        """The event of `text`, the last that `detokenizer` made."""
+    def event(self, text: str, detokenizer: Any, probabilities: str = "") -> bytes:
+        """The event of `text`, the last that `detokenizer` made, and of its tokens' `probabilities`."""
         counts = "" if self.counts is None else self.counts.text(detokenizer.num_output_tokens())
         # Half a character (a lone surrogate), which a parser could make, must not raise in the output processor.
-        return f"{self.before}{_quoted(text)}{self.after}{counts}".encode(errors="replace")
+        return f"{self.before}{_quoted(text)}{self.between}{probabilities}{self.after}{counts}".encode(errors="replace")
 
 
 class Replayed:
@@ -167,12 +174,11 @@ class _Choice:
         text = None
         if self.pattern is not None and finish_reason is None:
             text = self.state.detokenizer.get_next_output_text(False, True)  # noqa: FBT003
-            parser = reply.parser
-            content = text if parser is None else parser.content(reply.delta(self.state, text, new_token_ids))
-            if content is not None:
+            event = self._event(self.pattern, text, new_token_ids)
+            if event is not None:
                 self.unseen += new_token_ids
-                if content or parser is None:
-                    reply.tell(self.pattern.event(content, self.state.detokenizer))
+                if event:
+                    reply.tell(event)
                 return
         output = self.make(new_token_ids, pooling_output, finish_reason, *rest, **options)
         if output is None:
@@ -181,9 +187,25 @@ class _Choice:
         if text is not None:
             choice.text = text
         if self.unseen:
-            choice.token_ids = [*self.unseen, *choice.token_ids]
+            if reply.probabilities is None:
+                choice.token_ids = [*self.unseen, *choice.token_ids]
+            else:
+                choice.token_ids = Counted(choice.token_ids, len(self.unseen))
             self.unseen = []
         reply.add(output)
+
+    def _event(self, pattern: Pattern, text: str, new_token_ids: list[int]) -> bytes | None:
+        """What is told of a step's tokens: empty if nothing is, None if vLLM's generator has to tell."""
+        reply, detokenizer = self.reply, self.state.detokenizer
+        if reply.probabilities is not None:
+            told = reply.probabilities.text(self.state.logprobs_processor.logprobs, new_token_ids)
+            return None if told is None else pattern.event(text, detokenizer, told)
+        if reply.parser is None:
+            return pattern.event(text, detokenizer)
+        content = reply.parser.content(reply.delta(self.state, text, new_token_ids))
+        if content is None:
+            return None
+        return pattern.event(content, detokenizer) if content else b""
 
     def learn(self, pattern: Pattern, *, alone: bool) -> None:
         """Write events from now on. One that is `alone` needs no order among others."""
@@ -215,11 +237,14 @@ class Deltas:
 
     __slots__ = (
         *("_choices", "_ended", "_failure", "_items", "_offer", "_on_end", "_request", "_waiter"),
-        *("parser", "usage"),
+        *("parser", "probabilities", "usage"),
     )
 
-    def __init__(self, usage: Usage, request: Any, on_end: Callable[[], None]) -> None:
+    def __init__(
+        self, usage: Usage, request: Any, on_end: Callable[[], None], probabilities: Probabilities | None = None
+    ) -> None:
         self.usage = usage
+        self.probabilities = probabilities
         self._on_end = on_end
         self.parser: Replayed | None = None
         self._request = request

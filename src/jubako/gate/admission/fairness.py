@@ -30,7 +30,7 @@ USUAL_STEPS = 200.0
 """Over how many steps it is averaged what a tenant has running."""
 
 LIGHT = 0.5
-"""Part of its share that a tenant usually has at most, for it to go beyond its share when much comes at once."""
+"""Part of its share that a tenant usually has at most, for it to go as many times beyond when much comes at once."""
 
 Key = tuple[float, int, "Flow"]
 """Sorted by a figure, then by an order that no two share; the flow itself is never compared."""
@@ -65,6 +65,7 @@ class Flow:
     age_key: Key | None = None
     crowd_key: Key | None = None
     least_key: Key | None = None
+    calm_key: Key | None = None
     busy_key: Key | None = None
 
     @property
@@ -90,7 +91,9 @@ class Band:
     served: float = 0.0
     """Counters of its tenants, times their weights."""
     least: SortedList[Key] = field(default_factory=SortedList)
-    """Tenants by what they have running or usually have, whichever is less, for their weight."""
+    """Tenants by what they have running for their weight."""
+    calm: SortedList[Key] = field(default_factory=SortedList)
+    """The same by what they usually have running."""
 
 
 @dataclass(slots=True)
@@ -193,9 +196,12 @@ class Fairness:
         best = min(self.bands)
         return min(turns[0] for level, turns in self._turns.items() if level <= best)[2].oldest
 
-    def least_served(self) -> Request | None:
-        """In the best priority, the first request of the tenant that has, or usually has, least for its weight."""
-        return self.bands[min(self.bands)].least[0][2].oldest if self.bands else None
+    def least_served(self) -> tuple[Request, ...]:
+        """In the best priority, the first requests of those that have, and usually have, least for their weight."""
+        if not self.bands:
+            return ()
+        band = self.bands[min(self.bands)]
+        return band.least[0][2].oldest, band.calm[0][2].oldest
 
     def share(self, flow: Flow, limit: int) -> float:
         """Sequences that a tenant may call its own of `limit`, among the tenants that wait or run; at least one."""
@@ -216,8 +222,10 @@ class Fairness:
             return False
         if busiest.running > self.share(busiest, limit) and flow.running + request.sequences <= self.share(flow, limit):
             return True
-        has_its_share = busiest.running + 1 > self.share(busiest, limit)
-        return has_its_share and self._is_light(flow, limit) and not self._is_light(busiest, limit)
+        if busiest.running + 1 <= self.share(busiest, limit) or self._is_light(busiest, limit):
+            return False
+        peak = self.share(flow, limit) / LIGHT
+        return self._is_light(flow, limit) and flow.running + request.sequences <= peak
 
     def _busiest_but(self, flow: Flow) -> Flow | None:
         """Of the others, the tenant with most running for its weight."""
@@ -307,7 +315,7 @@ class Fairness:
             self._busy.remove(flow.busy_key)
             flow.busy_key = None
         self._average(flow)
-        if flow.turn_key is None or flow.crowd_key is None or flow.least_key is None:
+        if flow.turn_key is None or flow.crowd_key is None or flow.least_key is None or flow.calm_key is None:
             self._average(self._absent)
             self._absent.running -= flow.running
             self._absent.usual = max(0.0, self._absent.usual - flow.usual)
@@ -323,7 +331,8 @@ class Fairness:
             self._ages.remove(flow.age_key)
         band = self.bands[flow.priority]
         band.least.remove(flow.least_key)
-        flow.turn_key = flow.crowd_key = flow.age_key = flow.least_key = None
+        band.calm.remove(flow.calm_key)
+        flow.turn_key = flow.crowd_key = flow.age_key = flow.least_key = flow.calm_key = None
         self.requests -= len(flow.waiting)
         self.tokens -= flow.waiting_tokens
         band.flows -= 1
@@ -362,8 +371,10 @@ class Fairness:
         self.requests += len(flow.waiting)
         self.tokens += flow.waiting_tokens
         band = self.bands.setdefault(flow.priority, Band())
-        flow.least_key = (min(flow.running, flow.usual) / flow.weight, order, flow)
+        flow.least_key = (flow.running / flow.weight, order, flow)
         band.least.add(flow.least_key)
+        flow.calm_key = (flow.usual / flow.weight, order, flow)
+        band.calm.add(flow.calm_key)
         band.flows += 1
         band.weight += flow.weight
         band.requests += len(flow.waiting)

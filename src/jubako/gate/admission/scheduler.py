@@ -196,10 +196,9 @@ class Scheduler:
             return request
         if self._patience_over(request, free):
             return request if free > 0 else None
-        least = self._fairness.least_served()
-        for candidate in (request, least):
-            fits = candidate is not None and self.running + candidate.sequences <= beyond
-            if candidate is not None and fits and self._fairness.underserved(candidate, limit):
+        for candidate in (request, *self._fairness.least_served()):
+            fits = self.running + candidate.sequences <= beyond
+            if fits and self._fairness.underserved(candidate, limit):
                 return candidate
         return None
 
@@ -260,10 +259,14 @@ class Scheduler:
         prompts = self._fairness.tokens - self._waiting_steps
         return max(0.0, prompts / max(1, sequences))
 
-    def _steps_until(self, start: float) -> float:
-        waiting = sum(band.sequences for band in self._fairness.bands.values())
+    def _steps_until(self, start: float, *, besides: Request | None = None) -> float:
+        """See `Forecast.steps_until`; the service of `besides`, who waits for it, is not part of its own wait."""
+        waiting, steps = sum(band.sequences for band in self._fairness.bands.values()), self._waiting_steps
+        if besides is not None and waiting > besides.sequences:
+            waiting -= besides.sequences
+            steps -= besides.sequences * besides.expected_output
         return self._forecast.steps_until(
-            start, room=self.capacity.prospect - self.running, service_steps=1.0 + self._waiting_steps / max(1, waiting)
+            start, room=self.capacity.prospect - self.running, service_steps=1.0 + steps / max(1, waiting)
         )
 
     def _wait_seconds(self, flow: Flow) -> float:
@@ -272,9 +275,9 @@ class Scheduler:
         before = max(0.0, turns - flow.newest.sequences)
         # The prompts of those who start before are computed in steps of their own making, which no mean knows of.
         prompts = before * self._mean_prompt_tokens * self.capacity.prompt_seconds
-        steps = self._steps_until(turns)
+        steps = self._steps_until(turns, besides=flow.newest)
         if flow.newest.sequences > 1:
-            steps = min(steps, self._steps_until(before + 1.0) + PATIENCE_STEPS)
+            steps = min(steps, self._steps_until(before + 1.0, besides=flow.newest) + PATIENCE_STEPS)
         return steps * self._pace() + prompts
 
     def _queue_full(self, too_long_seconds: float) -> Busy:

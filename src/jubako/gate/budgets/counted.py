@@ -66,6 +66,8 @@ class Counted:
     _whose: tuple[tuple[str, Budget], ...]
     _since: float
     _ended: bool = field(default=False)
+    _certain: bool = field(default=True)
+    """Whether the store holds `_tokens` for sure."""
     _amending: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -77,9 +79,12 @@ class Counted:
         """Hold `tokens` in all; the reservation stays as it was if they are refused."""
         tokens = max(0, tokens)
         async with self._amending:  # the last to ask is the last to be answered, so what it asked is what is held
-            if self._ended or tokens == self._tokens:
+            if self._ended or (tokens == self._tokens and self._certain):
                 return
+            # Who is cancelled meanwhile does not know which of the two is held.
+            certain, self._certain = self._certain, False
             answer = await self._budgets.amend(Amend(self._number, tokens, self._claims))
+            self._certain = certain or answer.granted
             asked = answers.Asked(self._whose, requests=0, tokens=tokens, held=self._tokens)
             if not answer.granted:
                 raise answers.refusal(asked, answer, place_free_seconds=self._budgets.place_free_seconds(answer))

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from array import array
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -39,7 +41,7 @@ ROWS_AT_ONCE = 64
 _HELD = "one, one_counted, two, two_counted, requested_at, tokens_at, tokens, reaped_at"
 
 
-def prepare(connection: sqlite3.Connection) -> None:
+def prepare(connection: sqlite3.Connection, now: float) -> None:
     """Check that the file is ours, whole and of this version; make the tables in an empty one."""
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("BEGIN IMMEDIATE")
@@ -52,11 +54,7 @@ def prepare(connection: sqlite3.Connection) -> None:
     elif application != APPLICATION:
         raise StartupFault("it is a database of something else")
     elif version == 1:
-        # The tokens held came after the places taken: a number of eight bytes each.
-        connection.execute(
-            "UPDATE accounts SET state = CAST(substr(state, 1, 8) || zeroblob(8) || substr(state, 9) AS BLOB)"
-        )
-        connection.execute(f"PRAGMA user_version = {VERSION}")
+        _take_over(connection, now)
     elif version != VERSION:
         raise StartupFault(f"it has schema version {version}, and this Jubako knows version {VERSION} only")
     connection.execute("COMMIT")
@@ -66,6 +64,21 @@ def prepare(connection: sqlite3.Connection) -> None:
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
     if mode != "wal":
         raise StartupFault("its file system has no shared memory for SQLite's write-ahead log")
+
+
+def _take_over(connection: sqlite3.Connection, now: float) -> None:
+    """From the first version, whose accounts did not say what is held: after the places taken, eight bytes each."""
+    (alive,) = connection.execute("SELECT count(*) FROM leases WHERE expires > ?", (now,)).fetchone()
+    if alive:
+        raise StartupFault("a server of an earlier version uses it, or did until a moment ago; let that end first")
+    held: Counter[str] = Counter()
+    for one, two, tokens in connection.execute("SELECT one, two, tokens FROM reservations"):
+        held.update(dict.fromkeys([name for name in (one, two) if name is not None], tokens))
+    for name, state in connection.execute("SELECT name, state FROM accounts").fetchall():
+        numbers = array("q", state)
+        numbers.insert(1, held[name])
+        connection.execute("UPDATE accounts SET state = ? WHERE name = ?", (numbers.tobytes(), name))
+    connection.execute(f"PRAGMA user_version = {VERSION}")
 
 
 T = TypeVar("T")

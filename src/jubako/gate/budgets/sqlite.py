@@ -124,7 +124,7 @@ class SqliteStore:
 
     def _work(self, loop: asyncio.AbstractEventLoop, opened: asyncio.Future[None]) -> None:
         try:
-            connection, turn = connect(self._file)
+            connection, turn = connect(self._file, self._clock)
         except StartupFault as fault:
             loop.call_soon_threadsafe(opened.set_exception, fault)
             return
@@ -169,7 +169,7 @@ class SqliteStore:
             connection.close()
 
 
-def connect(file: Path) -> tuple[sqlite3.Connection, Turn]:
+def connect(file: Path, clock: Callable[[], float]) -> tuple[sqlite3.Connection, Turn]:
     """The file, made if it is not there, checked and ready, and the queue at it; raises `StartupFault`."""
     advice = "Set budgets.sqlite_file to a path that the server may write, on a local disk."
     try:
@@ -181,7 +181,7 @@ def connect(file: Path) -> tuple[sqlite3.Connection, Turn]:
         raise StartupFault(f"budgets file {file}: cannot be written: {error.strerror}. {advice}") from None
     try:
         turn.take(OPENING_SECONDS)
-        connection = _prepared(file, advice)
+        connection = _prepared(file, advice, clock())
         turn.leave()
     except TimeoutError as error:
         turn.close()
@@ -192,14 +192,14 @@ def connect(file: Path) -> tuple[sqlite3.Connection, Turn]:
     return connection, turn
 
 
-def _prepared(file: Path, advice: str) -> sqlite3.Connection:
+def _prepared(file: Path, advice: str, now: float) -> sqlite3.Connection:
     away = "Move it away and a new one is made: what was used this minute, day and month is then forgotten."
     try:
         connection = sqlite3.connect(file, timeout=OPENING_SECONDS, isolation_level=None)
     except sqlite3.Error as error:
         raise StartupFault(f"budgets file {file}: cannot be opened: {error}. {advice}") from None
     try:
-        prepare(connection)
+        prepare(connection, now)
         connection.execute("PRAGMA busy_timeout = 0")
         connection.execute("PRAGMA wal_autocheckpoint = 0")
     except StartupFault as fault:
