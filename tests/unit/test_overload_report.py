@@ -11,7 +11,7 @@ from tests.bench.overload import document, measures, verdicts
 from tests.bench.overload.generator import poisson
 from tests.bench.overload.measures import Slo, quantile, retry_ratio, summarize
 from tests.bench.overload.records import Outcome, Record
-from tests.bench.overload.run import with_fairness
+from tests.bench.overload.run import with_part
 from tests.bench.overload.wire import ReplyReader, WireFault
 from tests.project import REPOSITORY
 
@@ -244,12 +244,37 @@ def test_fairness_measured_anew_is_judged_in_the_place_of_the_old_and_named() ->
         "fairness_pace_seconds": 0.04,
         "faults": [],
     }
-    found = with_fairness(whole, anew)
+    found = with_part(whole, anew, "fairness")
     assert found["servers"] == whole["servers"]
     assert found["plan"] == {"seed": "s", "fairness_pace": 1.2}
     assert (found["command"], found["fairness_pace_seconds"], found["faults"]) == ("run", 0.04, [])
-    assert found["fairness_run"] == {"command": "fairness", "date": "2026-01-31"}
+    assert found["part_runs"] == {"fairness": {"command": "fairness", "date": "2026-01-31"}}
     assert all(one["holds"] for one in found["verdicts"][-3:])
+
+
+def test_retry_after_measured_anew_leaves_the_fairness_of_the_whole_run() -> None:
+    """With its pace, whatever the plan of the later run says of it."""
+    whole: dict[str, Any] = {
+        "command": "run",
+        "plan": {"fairness_pace": 1.3},
+        "servers": servers(KEPT, KEPT),
+        "retry_after": [],
+        "fairness": shares(),
+        "fairness_pace_seconds": 0.05,
+        "faults": [{"server": "jubako", "scenario": "Retry-After", "fault": "old"}],
+    }
+    anew = whole | {
+        "command": "retry",
+        "date": "2026-01-31",
+        "plan": {"fairness_pace": 9.0},
+        "retry_after": [{"ratio": 1.0}] * 12,
+        "fairness": None,
+        "faults": [],
+    }
+    found = with_part(whole, anew, "retry")
+    assert (found["plan"], found["fairness"], found["faults"]) == ({"fairness_pace": 1.3}, whole["fairness"], [])
+    assert found["part_runs"] == {"retry": {"command": "retry", "date": "2026-01-31"}}
+    assert [one["holds"] for one in found["verdicts"] if "Retry-After" in one["promise"]] == [True]
 
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])

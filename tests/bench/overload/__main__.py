@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.bench.command import Benchmark, Report, say, start
 from tests.bench.overload import document, plot
 from tests.bench.overload.plan import QUICK, WHOLE
-from tests.bench.overload.run import SERVERS, measure, with_fairness
+from tests.bench.overload.run import PARTS, SERVERS, measure, with_part
 from tests.bench.pages import terminal_verdicts
 from tests.project import REPOSITORY
 
@@ -26,20 +26,21 @@ def main(arguments: list[str]) -> int:
     if options.command == "document":
         return OVERLOAD.publish(options.out, write, options.to, worth=OVERLOAD.is_whole)
     options.out.mkdir(parents=True, exist_ok=True)
-    whole = _whole(options.out) if options.command == "fairness" and not options.quick else None
+    part = options.command if options.command in PARTS else None
+    whole = _whole(options.out) if part and not options.quick else None
     for old in options.out.glob("records.jsonl.gz"):
         old.unlink()
-    only = "jubako" if options.command == "fairness" else options.only
+    only = "jubako" if part else options.only
     sweeps = (only,) if only else tuple(SERVERS)
     report = measure(
         QUICK if options.quick else WHOLE,
         options.out,
         _command(options),
         sweeps=sweeps,
-        only_fairness=options.command == "fairness",
+        part=part,
     )
-    if whole is not None:
-        report = with_fairness(whole, report)
+    if whole is not None and part is not None:
+        report = with_part(whole, report, part)
     write(report, options.out)
     say(terminal_verdicts(report))
     say(f"{report['minutes']:.1f} minutes; see {options.out / PAGE}")
@@ -54,7 +55,7 @@ def write(report: Report, folder: Path) -> None:
 
 
 def _whole(out: Path) -> Report | None:
-    """The whole run that is there, whose fairness is measured anew."""
+    """The whole run that is there, of which a part is measured anew."""
     file = OVERLOAD.file(out)
     report: Report | None = json.loads(file.read_text()) if file.exists() else None
     return report if report is not None and OVERLOAD.is_whole(report) else None
@@ -72,11 +73,12 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="both servers: saturation, sweep, Retry-After, fairness")
     run.add_argument("--only", choices=list(SERVERS), help="one server; what needs the other does not hold")
     fairness = commands.add_parser("fairness", help="fairness alone; takes its place in a whole run that is in --out")
-    for one in (run, fairness):
+    retry = commands.add_parser("retry", help="Retry-After alone, likewise")
+    for one in (run, fairness, retry):
         one.add_argument("--quick", action="store_true", help="a smoke run of the harness; its numbers say nothing")
     page = commands.add_parser("document", help="make the page and the plot in docs/ from the last report")
     page.add_argument("--to", type=Path, default=REPOSITORY / "docs", help="where they go (default: docs)")
-    OVERLOAD.add_out(run, fairness, page)
+    OVERLOAD.add_out(run, fairness, retry, page)
     return parser
 
 

