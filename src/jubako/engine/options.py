@@ -90,7 +90,7 @@ FIXED_ENVIRONMENT = {
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 """Set before vLLM is imported, whatever the operator's environment says."""
-_OTHER_ENVIRONMENT = frozenset({"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"})
+_OTHER_ENVIRONMENT = frozenset({"CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TORCHDYNAMO_DISABLE"})
 
 
 def _vllm_source(relative: str) -> str:
