@@ -225,17 +225,22 @@ def test_fairness_fails_when_the_quiet_tenant_notices_the_loud_one(data: Any, fa
     assert [at for at, one in enumerate(verdicts.fairness(data)) if not one.holds] == failing
 
 
-def test_fairness_measured_anew_is_judged_in_the_place_of_the_old_and_named() -> None:
-    """Nothing of the sweep changes, and the page tells that it is of two runs."""
-    whole: dict[str, Any] = {
+def whole_run(fairness: dict[str, Any], *, failed: str) -> dict[str, Any]:
+    """A report in which one scenario could not be measured, or not as it should have been."""
+    return {
         "command": "run",
         "plan": {"seed": "s", "fairness_pace": 1.3},
         "servers": servers(KEPT, KEPT),
         "retry_after": [],
-        "fairness": shares(first=0.46),
+        "fairness": fairness,
         "fairness_pace_seconds": 0.05,
-        "faults": [{"server": "jubako", "scenario": "fairness", "fault": "old"}],
+        "faults": [{"server": "jubako", "scenario": failed, "fault": "old"}],
     }
+
+
+def test_fairness_measured_anew_is_judged_in_the_place_of_the_old_and_named() -> None:
+    """Nothing of the sweep changes, and the page tells that it is of two runs."""
+    whole = whole_run(shares(first=0.46), failed="fairness")
     anew = whole | {
         "command": "fairness",
         "date": "2026-01-31",
@@ -254,15 +259,7 @@ def test_fairness_measured_anew_is_judged_in_the_place_of_the_old_and_named() ->
 
 def test_retry_after_measured_anew_leaves_the_fairness_of_the_whole_run() -> None:
     """With its pace, whatever the plan of the later run says of it."""
-    whole: dict[str, Any] = {
-        "command": "run",
-        "plan": {"fairness_pace": 1.3},
-        "servers": servers(KEPT, KEPT),
-        "retry_after": [],
-        "fairness": shares(),
-        "fairness_pace_seconds": 0.05,
-        "faults": [{"server": "jubako", "scenario": "Retry-After", "fault": "old"}],
-    }
+    whole = whole_run(shares(), failed="Retry-After")
     anew = whole | {
         "command": "retry",
         "date": "2026-01-31",
@@ -272,7 +269,7 @@ def test_retry_after_measured_anew_leaves_the_fairness_of_the_whole_run() -> Non
         "faults": [],
     }
     found = with_part(whole, anew, "retry")
-    assert (found["plan"], found["fairness"], found["faults"]) == ({"fairness_pace": 1.3}, whole["fairness"], [])
+    assert (found["plan"], found["fairness"], found["faults"]) == (whole["plan"], whole["fairness"], [])
     assert found["part_runs"] == {"retry": {"command": "retry", "date": "2026-01-31"}}
     assert [one["holds"] for one in found["verdicts"] if "Retry-After" in one["promise"]] == [True]
 

@@ -26,6 +26,8 @@ class Whole:
     high: int | str = INT64
     low: int = 0
     """For the document alone."""
+    negative: bool = True
+    """Whether the engine may be asked for less than nothing: of log-probabilities, it takes that for all there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,7 @@ _SAMPLING: Mapping[str, Spec] = {
     "min_tokens": Whole("output_tokens"),
     "n": Whole("choices", low=1),
     "presence_penalty": Real(2, low=-2),
-    "prompt_logprobs": Whole("logprobs"),
+    "prompt_logprobs": Whole("logprobs", negative=False),
     "repetition_detection": OBJECT,
     "repetition_penalty": Real(100),
     "response_format": _FORMAT,
@@ -239,7 +241,7 @@ CHAT = Table(
                 "maxItems": "tools",
             }
         ),
-        "top_logprobs": Whole("logprobs"),
+        "top_logprobs": Whole("logprobs", negative=False),
     },
     ignored={
         **_IGNORED,
@@ -276,7 +278,7 @@ COMPLETIONS = Table(
                 ]
             }
         ),
-        "logprobs": Whole("logprobs"),
+        "logprobs": Whole("logprobs", negative=False),
         "suffix": TEXT,
     },
     # vLLM knows no best_of: one that is n asks for nothing more, and `limits` refuses any other.

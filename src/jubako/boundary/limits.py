@@ -91,8 +91,7 @@ def _scalars(route: Route, kept: dict[str, Any], limits: Limits) -> None:
         spec = specs[name]
         if isinstance(spec, Whole):
             kept[name] = _whole(value, name, spec.high if isinstance(spec.high, int) else getattr(limits, spec.high))
-            if spec.high == "logprobs" and kept[name] < 0:
-                # To vLLM, those of every token there is.
+            if kept[name] < 0 and not spec.negative:
                 raise unsupported(name, "Must not be negative.")
         elif isinstance(spec, Real):
             _real(value, name, spec.high)

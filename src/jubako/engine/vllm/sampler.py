@@ -12,6 +12,8 @@ from vllm import envs
 from vllm.exceptions import VLLMValidationError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from vllm import SamplingParams
 
 STOP_TOKENS = 128
@@ -32,7 +34,7 @@ def require_room(params: SamplingParams | None) -> None:
         _require("bad_words", "tokens in all", tokens, envs.VLLM_MAX_BAD_WORDS_TOTAL_TOKENS)
 
 
-def _require(param: str, what: str, items: object, most: int) -> None:
-    found = len(items) if isinstance(items, (list, set, dict)) else 0
+def _require(param: str, what: str, items: Collection[object] | None, most: int) -> None:
+    found = len(items or ())
     if found > most:
         raise VLLMValidationError(f"{param}: the engine takes at most {most} {what}; found {found}.", parameter=param)

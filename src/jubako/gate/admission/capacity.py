@@ -83,7 +83,8 @@ class StepModel:
         base, each, prompt = self.coefficients
         self.coefficients = (base * factor, each * factor, prompt * factor)
         # A step weighs by its relative error, so weights follow: else steps that seemed short outweigh all others.
-        self._products = [[product / factor**2 for product in row] for row in self._products]
+        weight = factor**-2
+        self._products = [[product * weight for product in row] for row in self._products]
         self._targets = [target / factor for target in self._targets]
 
     def _remember(self, features: Vector, seconds: float, weight: float) -> None:

@@ -88,8 +88,8 @@ def _quota(sides: Sides, tokens: int, now: float) -> Refusal | None:
     """Without what is held: that may be given back."""
     second = int(now)
     ends = {"month": month_end(month_of(second)), "day": (second // DAY_SECONDS + 1) * DAY_SECONDS}
-    for span, limit, counted, held, text in _over(sides, tokens):
-        if counted - held + tokens > limit:
+    for span, limit, used, text in _over(sides, tokens):
+        if used + tokens > limit:
             resets = datetime.fromtimestamp(ends[span], tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
             advice = (
                 "It can never fit: ask for fewer output tokens or send a shorter prompt."
@@ -106,8 +106,8 @@ def _held(sides: Sides, tokens: int, seconds: float) -> Refusal | None:
     return None
 
 
-def _over(sides: Sides, tokens: int) -> Iterator[tuple[str, int, int, int, str]]:
-    """Each limit of a month or day that is passed: span, limit, what is counted, what of it is held, in words."""
+def _over(sides: Sides, tokens: int) -> Iterator[tuple[str, int, int, str]]:
+    """Each limit of a month or day that is passed: span, limit, what is used for good, in words."""
     for span in ("month", "day"):
         for who, budget, standing in sides:
             limit = budget.tokens_per_month if span == "month" else budget.tokens_per_day
@@ -119,7 +119,7 @@ def _over(sides: Sides, tokens: int) -> Iterator[tuple[str, int, int, int, str]]
                     f"{_first(who)} may use {limit} tokens a {span}; {counted} are used or held by requests under way, "
                     f"and this request may use {tokens}."
                 )
-                yield span, limit, counted, held, text
+                yield span, limit, counted - held, text
 
 
 def _minute(sides: Sides, tokens: int, now: float) -> Refusal | None:
